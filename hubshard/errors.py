@@ -1,13 +1,13 @@
 """The errors of hubshard, grouped by what the caller does next.
 
-    HubshardError
-    ├── ConflictError        the branch moved: look at the new head, then decide
-    ├── NotFoundError        (FileNotFoundError) a repo, revision, file or tensor that is not there: correct the name
-    ├── IntegrityError       bytes differ from what was promised: never load them
-    ├── FormatError          (ValueError) the input is not what it should be: correct the input
-    │   └── UnsafeFormatError    reading it would run code: convert it first
-    ├── StoreError           (OSError) the store failed or refused: the message says whether trying again helps
-    └── IncompleteError      a checkpoint without its last file: step back to an older one
+HubshardError
+├── ConflictError        the branch moved: look at the new head, then decide
+├── NotFoundError        (FileNotFoundError) a repo, revision, file or tensor that is not there: correct the name
+├── IntegrityError       bytes differ from what was promised: never load them
+├── FormatError          (ValueError) the input is not what it should be: correct the input
+│   └── UnsafeFormatError    reading it would run code: convert it first
+├── StoreError           (OSError) the store failed or refused: the message says whether trying again helps
+└── IncompleteError      a checkpoint without its last file: step back to an older one
 """
 
 from __future__ import annotations

@@ -1,0 +1,142 @@
+"""The two things that the rest is written against: a `Source` of tensors, and a `Store` of revisions.
+
+Both come with a contract suite in `tests/contract/` that every implementation inherits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from hubshard.tensors import Box, TensorSpec
+
+__all__ = ["Buffer", "Entry", "Revision", "Source", "Staged", "Store"]
+
+Buffer = bytes | bytearray | memoryview
+"""Contiguous bytes; a memoryview is of bytes (format "B", one dimension)."""
+
+
+class Source(Protocol):
+    """Tensors by name. The only place where data appears; every read may be repeated."""
+
+    def specs(self) -> Sequence[TensorSpec]:
+        """All stored tensors, each name once."""
+
+    def aliases(self) -> Mapping[str, str]:
+        """Further names that share a stored tensor: alias to stored name."""
+
+    def read(self, name: str, box: Box) -> Buffer:
+        """The row-major little-endian bytes of `box` of the tensor `name`.
+
+        Called from several threads at once. The caller is done with the buffer before it asks this thread for the next.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """An immutable state of a branch.
+
+    Attributes:
+        branch: as given; a tag or a commit stands for itself.
+        commit: its immutable id.
+    """
+
+    branch: str
+    commit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of a revision.
+
+    Attributes:
+        path: POSIX, relative to the root.
+        nbytes: its size (bytes).
+        sha256: of its content in hex, or None where the store does not know it without reading.
+        blob_id: the store's own id of the content, equal for equal content.
+    """
+
+    path: str
+    nbytes: int
+    sha256: str | None
+    blob_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Content that is durable in the store and invisible to readers until a commit names it.
+
+    Plain data: it may be written as JSON and travel from rank to rank.
+
+    Attributes:
+        path: where the commit will put it.
+        nbytes: its size (bytes).
+        sha256: of its content, in hex.
+        receipt: the store's own, as JSON values.
+        nbytes_sent: bytes that crossed the network for it; 0 where the store had them.
+    """
+
+    path: str
+    nbytes: int
+    sha256: str
+    receipt: Mapping[str, Any] = field(default_factory=dict)
+    nbytes_sent: int = 0
+
+
+class Store(Protocol):
+    """Revisions of a tree of files.
+
+    Readers see a commit whole or not at all. Errors: `NotFoundError` for what is not there, `ConflictError` for a
+    branch that moved, `StoreError` for the rest.
+    """
+
+    def head(self, branch: str) -> Revision | None:
+        """The newest commit of `branch` (or of a tag, or a commit id itself); None where there is no such branch."""
+
+    def list(self, at: Revision) -> Sequence[Entry]:
+        """All files of a revision, sorted by path."""
+
+    def read(self, at: Revision, path: str, start: int, stop: int, into: memoryview) -> None:
+        """Fill `into` with bytes `start` to `stop` of a file; never fewer.
+
+        Raises:
+            IntegrityError: the store delivered other bytes than asked for.
+        """
+
+    def stage(self, branch: str, path: str, data: Iterable[Buffer] | Path, *, nbytes: int) -> Staged:
+        """Make content durable without showing it; the same content again costs no transfer where the store can tell.
+
+        Args:
+            branch: the branch whose commit will name it.
+            path: where it will be.
+            data: a file, or chunks that are asked for once.
+            nbytes: bytes in all; other counts are an error.
+        """
+
+    def commit(
+        self,
+        branch: str,
+        *,
+        parent: Revision | None,
+        add: Sequence[Staged],
+        remove: Sequence[str],
+        message: str,
+        publish_id: str,
+    ) -> Revision:
+        """Make one new revision: all or nothing.
+
+        A lost answer is told from a failure by `publish_id`, which the new revision carries.
+
+        Args:
+            branch: what moves.
+            parent: the head that this commit builds on; None makes the branch.
+            add: files that it adds or replaces.
+            remove: files that it deletes; those that are not there are left out.
+            message: first line is the title.
+            publish_id: unique per commit.
+
+        Raises:
+            ConflictError: the head is not `parent`.
+        """

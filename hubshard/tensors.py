@@ -1,0 +1,168 @@
+"""What a tensor is, apart from its values: a name, a dtype, a shape, and boxes within it.
+
+Dtypes are the codes of the safetensors format (https://github.com/huggingface/safetensors#format); `DTYPE_BITS` is the
+one table of them. Offsets and shapes count elements, sizes count bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from hubshard.errors import FormatError
+
+__all__ = ["DTYPE_BITS", "Box", "TensorSpec", "dtype_bits"]
+
+DTYPE_BITS: Mapping[str, int] = MappingProxyType(
+    {
+        "C64": 64,
+        "F64": 64,
+        "I64": 64,
+        "U64": 64,
+        "F32": 32,
+        "I32": 32,
+        "U32": 32,
+        "F16": 16,
+        "BF16": 16,
+        "I16": 16,
+        "U16": 16,
+        "F8_E4M3": 8,
+        "F8_E4M3FNUZ": 8,
+        "F8_E5M2": 8,
+        "F8_E5M2FNUZ": 8,
+        "F8_E8M0": 8,
+        "I8": 8,
+        "U8": 8,
+        "BOOL": 8,
+        "F6_E2M3": 6,
+        "F6_E3M2": 6,
+        "F4": 4,
+    }
+)
+"""Bits per element of each safetensors dtype code."""
+
+
+def dtype_bits(dtype: str, *, tensor: str) -> int:
+    """Bits per element of `dtype`.
+
+    Raises:
+        FormatError: the dtype is none that safetensors can store; names `tensor`.
+    """
+    bits = DTYPE_BITS.get(dtype)
+    if bits is None:
+        raise FormatError(
+            f"tensor {tensor!r} has dtype {dtype!r}, which safetensors cannot store",
+            hint=f"cast it to one of {', '.join(DTYPE_BITS)}",
+        )
+    return bits
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor without its values.
+
+    Attributes:
+        name: its key in the state dict.
+        dtype: a safetensors code, such as "BF16".
+        shape: elements per dimension; () is a scalar.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bits(self) -> int:
+        """Bits per element."""
+        return dtype_bits(self.dtype, tensor=self.name)
+
+    @property
+    def numel(self) -> int:
+        """Elements in all; 1 for a scalar."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in all.
+
+        Raises:
+            FormatError: unknown dtype, or a packed dtype whose elements do not fill whole bytes.
+        """
+        bits = self.numel * self.bits
+        if bits % 8:
+            raise FormatError(
+                f"tensor {self.name!r}: {self.numel} elements of {self.dtype} do not fill whole bytes",
+                hint="pad its last dimension, or store the packed bytes as U8",
+            )
+        return bits // 8
+
+    @property
+    def box(self) -> Box:
+        """The box that covers the whole tensor."""
+        return Box((0,) * len(self.shape), self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A box of elements within a global tensor: dimension d covers `offset[d]` to `offset[d] + shape[d]`, half-open."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements in all; 1 for a scalar."""
+        return math.prod(self.shape)
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        """The first element past the box, per dimension."""
+        return tuple(o + n for o, n in zip(self.offset, self.shape, strict=True))
+
+    def __and__(self, other: Box) -> Box | None:
+        """The intersection, or None where the two share no element."""
+        if len(self.offset) != len(other.offset):
+            raise ValueError(f"boxes of {len(self.offset)} and {len(other.offset)} dimensions do not intersect")
+        offset = tuple(map(max, self.offset, other.offset))
+        shape = tuple(min(a, b) - o for a, b, o in zip(self.stop, other.stop, offset, strict=True))
+        return Box(offset, shape) if all(n > 0 for n in shape) else None
+
+    def __contains__(self, other: Box) -> bool:
+        """Whether `other` lies wholly within this box."""
+        inside = all(a <= b for a, b in zip(self.offset, other.offset, strict=True))
+        return inside and all(a >= b for a, b in zip(self.stop, other.stop, strict=True))
+
+    def relative_to(self, outer: Box) -> Box:
+        """The same elements, counted from the corner of `outer`."""
+        return Box(tuple(a - b for a, b in zip(self.offset, outer.offset, strict=True)), self.shape)
+
+    def blocks(self, *, bits: int, max_bytes: int) -> Iterator[Box]:
+        """Cut the box into boxes that follow each other in row-major order, each contiguous and of at most `max_bytes`.
+
+        Concatenated, the bytes of the blocks are the bytes of the box. Every block of a packed dtype holds whole bytes;
+        where that forbids a cut, the block is larger than asked.
+
+        Args:
+            bits: bits per element.
+            max_bytes: bytes per block, at least one element.
+        """
+        if self.numel == 0 or self.numel * bits <= max_bytes * 8:
+            yield self
+            return
+        inner_bits = math.prod(self.shape[1:]) * bits
+        unit = 8 // math.gcd(inner_bits, 8)  # rows that fill whole bytes
+        if unit == 1 and inner_bits > max_bytes * 8:
+            yield from self._blocks_of_rows(bits=bits, max_bytes=max_bytes)
+            return
+        step = max(unit, max_bytes * 8 // inner_bits // unit * unit)
+        for start in range(0, self.shape[0], step):
+            rows = min(step, self.shape[0] - start)
+            yield Box((self.offset[0] + start, *self.offset[1:]), (rows, *self.shape[1:]))
+
+    def _blocks_of_rows(self, *, bits: int, max_bytes: int) -> Iterator[Box]:
+        row = Box(self.offset[1:], self.shape[1:])
+        for index in range(self.offset[0], self.offset[0] + self.shape[0]):
+            for block in row.blocks(bits=bits, max_bytes=max_bytes):
+                yield Box((index, *block.offset), (1, *block.shape))
