@@ -5,17 +5,23 @@ Both come with a contract suite in `tests/contract/` that every implementation i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from hubshard.tensors import Box, TensorSpec
 
-__all__ = ["Buffer", "Entry", "Revision", "Source", "Staged", "Store"]
+__all__ = ["Buffer", "Content", "Entry", "Revision", "Source", "Staged", "Store"]
 
 Buffer = bytes | bytearray | memoryview
 """Contiguous bytes; a memoryview is of bytes (format "B", one dimension)."""
+
+
+Content = Path | Callable[[], Iterable[Buffer]]
+"""The bytes of a file to be: a file, or a function that starts them anew each time it is called.
+
+Each buffer is valid until the next is asked for."""
 
 
 class Source(Protocol):
@@ -68,7 +74,8 @@ class Entry:
 class Staged:
     """Content that is durable in the store and invisible to readers until a commit names it.
 
-    Plain data: it may be written as JSON and travel from rank to rank.
+    Plain data: it may be written as JSON and travel from rank to rank. One with an empty receipt names content that
+    some revision of the same store already holds under this sha256.
 
     Attributes:
         path: where the commit will put it.
@@ -105,14 +112,19 @@ class Store(Protocol):
             IntegrityError: the store delivered other bytes than asked for.
         """
 
-    def stage(self, branch: str, path: str, data: Iterable[Buffer] | Path, *, nbytes: int) -> Staged:
+    def stage(self, branch: str, path: str, data: Content, *, nbytes: int, sha256: str | None = None) -> Staged:
         """Make content durable without showing it; the same content again costs no transfer where the store can tell.
 
         Args:
             branch: the branch whose commit will name it.
             path: where it will be.
-            data: a file, or chunks that are asked for once.
-            nbytes: bytes in all; other counts are an error.
+            data: its content; asked for again where a transfer is tried again.
+            nbytes: bytes in all.
+            sha256: of the content, where the caller knows it; saves a pass over it in some stores.
+
+        Raises:
+            IntegrityError: `data` has another size or hash than said.
+            StoreError: refused, or tried again in vain.
         """
 
     def commit(
