@@ -1,8 +1,8 @@
 """The Hub's metadata: one SQLite file in WAL mode, a connection per thread.
 
 Every change runs in :meth:`Database.write` (``BEGIN IMMEDIATE``), so writers queue up and a change is all or
-nothing; with ``synchronous=FULL`` it is on disk before the context manager returns. Reads that need one view of
-several tables run in :meth:`Database.read`. Several processes may have the file open (a server and a garbage
+nothing; with ``synchronous=FULL`` it is on disk before the context manager returns. Reads that need one view
+of several tables run in :meth:`Database.read`. Several processes may have the file open (a server and a garbage
 collection).
 
 Parts of the program bring their own tables as a :class:`Schema` and name them to :class:`Database`::
@@ -36,8 +36,8 @@ class Schema:
 
     Attributes:
         name: names the part; its version is kept under this name.
-        migrations: migration ``i`` (SQL statements) takes the tables from version ``i`` to ``i + 1``; released
-            migrations never change, new ones are appended.
+        migrations: migration ``i`` (SQL statements) takes the tables from version ``i`` to ``i + 1``; those of
+            a release never change, new ones are appended.
     """
 
     name: str
@@ -124,9 +124,8 @@ CORE = Schema(
         );
         CREATE TABLE publishers (
             repo_id INTEGER NOT NULL REFERENCES repos (id) ON DELETE CASCADE,
-            claim TEXT NOT NULL,
-            value TEXT NOT NULL,
-            PRIMARY KEY (repo_id, claim, value)
+            claims TEXT NOT NULL,
+            PRIMARY KEY (repo_id, claims)
         ) WITHOUT ROWID;
         """,
     ),
@@ -206,9 +205,7 @@ class Database:
     def _migrate(self, schemas: Sequence[Schema]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.write() as connection:
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS schemas (name TEXT PRIMARY KEY, version INTEGER NOT NULL)"
-            )
+            connection.execute("CREATE TABLE IF NOT EXISTS schemas (name TEXT PRIMARY KEY, version INTEGER NOT NULL)")
             for schema in schemas:
                 self._migrate_one(connection, schema)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["make_dir", "publish", "sync_dir", "temp_path"]
+__all__ = ["make_dir", "publish", "publish_once", "remove", "sync_dir", "temp_path"]
 
 
 def temp_path(folder: Path, *, prefix: str = "new") -> Path:
@@ -60,6 +60,61 @@ def publish(temp: Path, final: Path) -> bool:
         temp.unlink()
     sync_dir(final.parent)
     return inserted
+
+
+def publish_once(temp: Path, final: Path) -> bool:
+    """Moves a synced temporary file to `final` unless something is there, which is never replaced.
+
+    Of several callers at once, in any process, exactly one inserts. What was there is made young again.
+
+    Returns:
+        True when `temp` took the place.
+    """
+    make_dir(final.parent)
+    inserted = _link(temp, final)
+    temp.unlink(missing_ok=True)
+    sync_dir(final.parent)
+    return inserted
+
+
+def remove(final: Path, trash: Path, *, older_than: float | None) -> int:
+    """Removes a published file, unless it was made young again at or after `older_than` (seconds since 1970).
+
+    It is moved to `trash` first and judged there: somebody who publishes the same content right now either
+    makes it young before that, which is seen, or finds the place empty and fills it.
+
+    Returns:
+        The bytes freed; 0 when there was nothing to remove or it was spared.
+    """
+    try:
+        final.replace(trash)
+    except FileNotFoundError:
+        return 0
+    status = trash.stat()
+    if older_than is not None and status.st_mtime >= older_than:
+        _link(trash, final)
+        trash.unlink(missing_ok=True)
+        return 0
+    trash.unlink()
+    return status.st_size
+
+
+def _link(temp: Path, final: Path) -> bool:
+    """Gives `temp` the second name `final` unless that is taken; False when it is."""
+    while True:
+        try:
+            os.link(temp, final)
+        except FileExistsError:
+            try:
+                os.utime(final)
+            except FileNotFoundError:  # removed between the two calls
+                continue
+            return False
+        except OSError:  # a file system without hard links: not exact, but no less safe
+            if final.exists():
+                return False
+            temp.replace(final)
+        return True
 
 
 def _refresh(path: Path, *, nbytes: int) -> bool:

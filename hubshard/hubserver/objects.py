@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from hubshard.errors import FormatError, IntegrityError, NotFoundError
-from hubshard.hubserver.durable import make_dir, publish, temp_path
+from hubshard.hubserver.durable import make_dir, publish, remove, temp_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -220,19 +220,8 @@ class ObjectStore:
         Returns:
             The bytes freed; 0 when there was nothing to remove.
         """
-        final, trash = self.path(sha256), temp_path(self.temp_dir, prefix=f"{_LEAVING}{sha256}")
-        # Out of the way first, then judged: an upload of the same content either makes it young before this
-        # rename, and is seen below, or finds the place empty and fills it with its own copy.
-        try:
-            final.replace(trash)
-        except FileNotFoundError:
-            return 0
-        status = trash.stat()
-        if older_than is not None and status.st_mtime >= older_than:
-            trash.replace(final)
-            return 0
-        trash.unlink()
-        return status.st_size
+        trash = temp_path(self.temp_dir, prefix=f"{_LEAVING}{sha256}")
+        return remove(self.path(sha256), trash, older_than=older_than)
 
     def listing(self) -> Iterator[StoredObject]:
         """Every plain file with its size and age, in order of sha256."""
