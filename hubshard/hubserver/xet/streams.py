@@ -1,0 +1,67 @@
+"""Bodies in and out: bounded pieces, disk work in threads, the next piece under way while one is handled."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from hubshard.hubserver.errors import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from hubshard.hubserver.state import HubState
+
+__all__ = ["receive", "send_range"]
+
+_PIECE_BYTES = 1 << 20
+
+
+async def receive(
+    state: HubState, body: AsyncIterator[bytes], write: Callable[[bytes], None], *, max_bytes: int
+) -> int:
+    """Hands a request's body to `write`, in a thread, in pieces of about 1 MiB and in order.
+
+    At most three pieces are held: one that comes in, one that waits, one that is written.
+
+    Returns:
+        The size of the body in bytes.
+
+    Raises:
+        ApiError: 413: the body is larger than `max_bytes`.
+    """
+    nbytes, held = 0, bytearray()
+    writing: asyncio.Task[None] | None = None
+    try:
+        async for part in body:
+            nbytes += len(part)
+            if nbytes > max_bytes:
+                raise ApiError(413, f"the body has more than {max_bytes} bytes")
+            held += part
+            if len(held) >= _PIECE_BYTES:
+                if writing is not None:
+                    await writing
+                writing, held = asyncio.create_task(state.run(write, bytes(held))), bytearray()
+    finally:
+        if writing is not None:
+            await writing
+    await state.run(write, bytes(held))
+    return nbytes
+
+
+async def send_range(state: HubState, path: Path, start: int, stop: int) -> AsyncIterator[bytes]:
+    """Bytes [start, stop) of a file, read in a thread, one piece ahead."""
+    with await state.run(path.open, "rb", buffering=0) as file:
+        await state.run(file.seek, start)
+        reading = asyncio.create_task(state.run(file.read, min(_PIECE_BYTES, stop - start)))
+        try:
+            while start < stop:
+                piece = await reading
+                if not piece:
+                    raise ApiError(500, f"{path.name}: the file ends {stop - start} bytes early")
+                start += len(piece)
+                reading = asyncio.create_task(state.run(file.read, min(_PIECE_BYTES, stop - start)))
+                yield piece
+        finally:
+            await reading
