@@ -1,0 +1,78 @@
+"""A numpy array as a value of a state dict; numpy itself is never imported."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from hubshard.protocols import Buffer
+from hubshard.tensors import Box, TensorSpec
+
+__all__ = ["NumpyValue", "numpy_problem"]
+
+_CODES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    # of the ml_dtypes package
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+}
+
+
+def numpy_problem(array: Any) -> tuple[str, str] | None:
+    """Why `array` cannot be stored and what to do, or None when it can."""
+    if array.dtype.name not in _CODES:
+        return f"has dtype {array.dtype}, which safetensors cannot store", f"cast it: {', '.join(_CODES)} can be stored"
+    return None
+
+
+@dataclass(frozen=True)
+class NumpyValue:
+    """An array that `numpy_problem` has nothing against.
+
+    Attributes:
+        name: its key.
+        array: as given.
+    """
+
+    name: str
+    array: Any
+
+    @cached_property
+    def spec(self) -> TensorSpec:
+        """Its name, dtype and shape."""
+        return TensorSpec(self.name, _CODES[self.array.dtype.name], tuple(self.array.shape))
+
+    @cached_property
+    def identity(self) -> Hashable | None:
+        """The address and layout of its elements."""
+        array = self.array
+        if not array.size:
+            return None
+        strides = tuple(stride for stride, n in zip(array.strides, array.shape, strict=True) if n > 1)
+        return "cpu", array.__array_interface__["data"][0], array.dtype.str, array.shape, strides
+
+    def read(self, box: Box) -> Buffer:
+        """A view of the array's own memory where its bytes lie together and in order, else a copy of the box alone."""
+        part = self.array[tuple(slice(*ends) for ends in zip(box.offset, box.stop, strict=True))]
+        # reshape copies where it must; a 0-d array is indexed to a scalar, which has reshape too
+        flat = part.reshape(-1)
+        little = flat.astype(flat.dtype.newbyteorder("<"), copy=False)
+        return memoryview(little.view("u1")).cast("B").toreadonly()

@@ -1,0 +1,134 @@
+"""A torch tensor as a value of a state dict: which are refused, and how one gives its bytes piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING
+
+from hubshard.errors import FormatError
+from hubshard.protocols import Buffer
+from hubshard.sources.dtypes import CASTABLE
+from hubshard.tensors import Box, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["TorchValue", "torch_problem"]
+
+_CODES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float4_e2m1fn_x2": "F4",
+}
+
+
+@cache
+def _codes() -> dict[torch.dtype, str]:
+    # an older torch lacks some of them
+    import torch  # noqa: PLC0415  # slow, and optional
+
+    return {getattr(torch, name): code for name, code in _CODES.items() if hasattr(torch, name)}
+
+
+def torch_problem(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """Why `tensor` cannot be stored and what to do, or None when it can."""
+    import torch  # noqa: PLC0415  # slow, and optional
+
+    kind = type(tensor)
+    if kind.__name__ == "DTensor":
+        return "is distributed (a DTensor)", "gather it first: get_model_state_dict with full_state_dict=True"
+    if kind.__name__.startswith("Uninitialized"):
+        return "is not initialised yet", "run the module once, so that its shapes are known"
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return f"is a {kind.__name__}, a wrapper without bytes of its own", "unwrap or dequantize it first"
+    if tensor.is_meta:
+        return "is on the meta device, without values", "load or materialise the weights first"
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return f"is {tensor.layout}, not dense", "make it dense with .to_dense()"
+    if tensor.is_quantized:
+        return f"is quantized ({tensor.dtype})", "store its int_repr(), scale and zero point, or dequantize it"
+    if _codes().get(tensor.dtype) == "F4" and not tensor.shape:
+        return "is a packed float4 scalar, half a pair", "give it a dimension"
+    if tensor.dtype not in _codes():
+        return (
+            f"has dtype {tensor.dtype}, which safetensors cannot store",
+            f"cast it: {', '.join(_CODES)} can be stored",
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class TorchValue:
+    """A tensor that `torch_problem` has nothing against.
+
+    Attributes:
+        name: its key.
+        tensor: as given.
+        cast_to: code that floating elements are cast to, or None.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    cast_to: str | None
+
+    @cached_property
+    def spec(self) -> TensorSpec:
+        """Packed float4 counts its logical elements, two per byte, as safetensors does."""
+        code = _codes()[self.tensor.dtype]
+        shape = tuple(self.tensor.shape)
+        if code == "F4":
+            shape = (*shape[:-1], shape[-1] * 2)
+        return TensorSpec(self.name, self.cast_to if self.cast_to and code in CASTABLE else code, shape)
+
+    @cached_property
+    def identity(self) -> Hashable | None:
+        """The address and layout of its elements."""
+        tensor = self.tensor
+        if not tensor.numel():
+            return None
+        # the stride of a dimension of one element says nothing
+        strides = tuple(stride for stride, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
+        view = (tensor.is_conj(), tensor.is_neg())
+        return str(tensor.device), tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), strides, view
+
+    def read(self, box: Box) -> Buffer:
+        """A view of the tensor's own memory where its bytes lie together, else a copy of the box alone."""
+        import torch  # noqa: PLC0415  # slow, and optional
+
+        tensor = self.tensor.detach().as_subclass(torch.Tensor)
+        part = tensor[self._slices(box)].resolve_conj().resolve_neg()
+        if self.spec.dtype in CASTABLE:
+            part = part.to(getattr(torch, CASTABLE[self.spec.dtype]), memory_format=torch.contiguous_format)
+        flat = part.contiguous().cpu().reshape(-1).view(torch.uint8)
+        return memoryview(flat.numpy()).cast("B").toreadonly()
+
+    def _slices(self, box: Box) -> tuple[slice, ...]:
+        ranges = list(zip(box.offset, box.stop, strict=True))
+        if self.spec.dtype == "F4":
+            start, stop = ranges[-1]
+            if start % 2 or stop % 2:
+                raise FormatError(
+                    f"tensor {self.name!r}: {box.offset}+{box.shape} of packed F4 does not fall on whole bytes",
+                    hint="ask for a box whose rows fill whole bytes",
+                )
+            ranges[-1] = start // 2, stop // 2
+        return tuple(slice(start, stop) for start, stop in ranges)

@@ -1,0 +1,127 @@
+"""Which files of a folder are its checkpoint: the choice of transformers, with an error where there is none to make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hubshard.errors import FormatError, IncompleteError, NotFoundError, UnsafeFormatError
+from hubshard.index import check_path, check_variant, index_name, shard_name
+from hubshard.protocols import Entry
+
+__all__ = ["WeightFiles", "find_weight_files"]
+
+_NUMBERED = re.compile(r"-\d+-of-\d+(?:\.[A-Za-z0-9_.]+)?\.safetensors\Z")
+_INDEX = re.compile(r"\.safetensors\.index(?:\.[A-Za-z0-9_.]+)?\.json\Z")
+_PICKLED = re.compile(r"\.(?:bin|pt|pth|ckpt|pkl|pickle|distcp)\Z")
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """Where a checkpoint begins.
+
+    Attributes:
+        path: its index, or its one safetensors file; from the root of the store.
+        is_index: which of the two.
+        notes: what was chosen against something else, in sentences for people.
+    """
+
+    path: str
+    is_index: bool
+    notes: tuple[str, ...] = ()
+
+
+def find_weight_files(
+    entries: Mapping[str, Entry], *, folder: str, path: str | None, variant: str | None
+) -> WeightFiles:
+    """The checkpoint in `folder`, chosen as transformers does: a single file goes before an index.
+
+    Args:
+        entries: the files of the revision, by path.
+        folder: where to look, from the root; "" is the root.
+        path: the file to take, relative to `folder`: an index or a safetensors file; None to look for the usual names.
+        variant: as in `model.fp16.safetensors`.
+
+    Raises:
+        NotFoundError: nothing of the kind is there; says what is.
+        IncompleteError: numbered shards without their index.
+        UnsafeFormatError: only pickled weights.
+        FormatError: several single files, none of which has the usual name.
+    """
+    check_variant(variant)
+    prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
+    names = [name.removeprefix(prefix) for name in entries if name.startswith(prefix)]
+    if path is not None:
+        return _given(prefix, names, path)
+    here = {name for name in names if "/" not in name}
+    single = shard_name(1, 1, variant=variant)
+    indexes = [name for name in _index_names(variant) if name in here]
+    if single in here:
+        notes = tuple(f"{prefix}{single} was taken, as transformers does, and not {prefix}{name}" for name in indexes)
+        return WeightFiles(prefix + single, is_index=False, notes=notes)
+    if indexes:
+        return WeightFiles(prefix + indexes[0], is_index=True)
+    return _other_name(prefix, sorted(here), variant)
+
+
+def _index_names(variant: str | None) -> Sequence[str]:
+    # some writers put the variant before the suffix
+    return [index_name(variant)] + ([f"model.{variant}.safetensors.index.json"] if variant else [])
+
+
+def _given(prefix: str, names: Sequence[str], path: str) -> WeightFiles:
+    check_path(path, path=prefix or "the checkpoint")
+    if path not in set(names):
+        raise NotFoundError(f"{prefix}{path} is not there; {_there(sorted(names))}")
+    return WeightFiles(prefix + path, is_index=path.endswith(".json"))
+
+
+def _other_name(prefix: str, here: Sequence[str], variant: str | None) -> WeightFiles:
+    # no usual name: one checkpoint of another name is taken, two are not chosen between
+    weights = [name for name in here if name.endswith(".safetensors")]
+    indexes = [name for name in here if _INDEX.search(name)]
+    numbered = [name for name in weights if _NUMBERED.search(name)]
+    if numbered and not indexes:
+        raise IncompleteError(
+            f"{_place(prefix)} holds shards ({_some(numbered)}), but no {index_name(variant)} that says what is in them",
+            hint="fetch or publish it whole again: the index is its last file",
+        )
+    found = [name for name in indexes if not name.startswith("model.safetensors.index.")]
+    found += [name for name in weights if name not in numbered and not name.startswith("model.")]
+    if variant is not None or not found:
+        raise _nothing(prefix, here, variant)
+    if len(found) > 1:
+        raise FormatError(
+            f"{_place(prefix)} holds several checkpoints, none with the usual name: {_some(found)}",
+            hint=f"name one of them as the path, such as path={found[0]!r}",
+        )
+    note = f"{prefix}{found[0]} was taken: there is no {shard_name(1, 1)}"
+    return WeightFiles(prefix + found[0], is_index=found[0].endswith(".json"), notes=(note,))
+
+
+def _nothing(prefix: str, here: Sequence[str], variant: str | None) -> FormatError | NotFoundError:
+    looked_for = f"{shard_name(1, 1, variant=variant)} and {index_name(variant)}"
+    pickled = [name for name in here if _PICKLED.search(name)]
+    if pickled and not any(name.endswith(".safetensors") for name in here):
+        return UnsafeFormatError(
+            f"{_place(prefix)} holds no {looked_for}, only pickled weights, which run code when read: {_some(pickled)}",
+            hint="convert them to safetensors first",
+        )
+    others = [name for name in here if name.endswith(".safetensors") or _INDEX.search(name)]
+    hint = f"there are the weights {_some(others)}: name their variant or path" if others else None
+    return NotFoundError(f"{_place(prefix)} holds no {looked_for}; {_there(here)}", hint=hint)
+
+
+def _place(prefix: str) -> str:
+    return prefix.rstrip("/") or "the checkpoint's folder"
+
+
+def _there(names: Sequence[str]) -> str:
+    return f"there are: {_some(names)}" if names else "it is empty"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
