@@ -39,7 +39,7 @@ _CODES = {
 def numpy_problem(array: Any) -> tuple[str, str] | None:
     """Why `array` cannot be stored and what to do, or None when it can."""
     if array.dtype.name not in _CODES:
-        return f"has dtype {array.dtype}, which safetensors cannot store", f"cast it: {', '.join(_CODES)} can be stored"
+        return f"has dtype {array.dtype}, which safetensors cannot store", f"cast it to one of {', '.join(_CODES)}"
     return None
 
 

@@ -12,7 +12,6 @@ from hubshard.plan import natural_key
 from hubshard.protocols import Buffer
 from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
 from hubshard.sources.numpy_value import NumpyValue, numpy_problem
-from hubshard.sources.torch_value import TorchValue, torch_problem
 from hubshard.sources.values import Value, kind_of
 from hubshard.tensors import Box, TensorSpec
 
@@ -100,6 +99,8 @@ def _check(state_dict: Mapping[str, Any], cast_to: str | None) -> None:
 def _problem(value: Any, cast_to: str | None) -> tuple[str, str] | None:
     kind = kind_of(value)
     if kind == "torch":
+        from hubshard.sources.torch_value import torch_problem  # noqa: PLC0415  # imports torch
+
         return torch_problem(value)
     if kind == "numpy":
         problem = numpy_problem(value)
@@ -110,7 +111,11 @@ def _problem(value: Any, cast_to: str | None) -> tuple[str, str] | None:
 
 
 def _value(name: str, value: Any, cast_to: str | None) -> Value:
-    return TorchValue(name, value, cast_to) if kind_of(value) == "torch" else NumpyValue(name, value)
+    if kind_of(value) == "numpy":
+        return NumpyValue(name, value)
+    from hubshard.sources.torch_value import TorchValue  # noqa: PLC0415  # imports torch
+
+    return TorchValue(name, value, cast_to)
 
 
 def _aliases(values: Sequence[Value], keep: Collection[str]) -> dict[str, str]:

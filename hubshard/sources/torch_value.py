@@ -1,19 +1,21 @@
-"""A torch tensor as a value of a state dict: which are refused, and how one gives its bytes piece by piece."""
+"""A torch tensor as a value of a state dict: which are refused, and how one gives its bytes piece by piece.
+
+Imports torch: import this module only where a torch tensor is at hand.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import cast
+
+import torch
 
 from hubshard.errors import FormatError
 from hubshard.protocols import Buffer
 from hubshard.sources.dtypes import CASTABLE
 from hubshard.tensors import Box, TensorSpec
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["TorchValue", "torch_problem"]
 
@@ -41,38 +43,41 @@ _CODES = {
 }
 
 
-@cache
-def _codes() -> dict[torch.dtype, str]:
-    # an older torch lacks some of them
-    import torch  # noqa: PLC0415  # slow, and optional
-
-    return {getattr(torch, name): code for name, code in _CODES.items() if hasattr(torch, name)}
+# an older torch lacks some of them
+_CODE_OF = {getattr(torch, name): code for name, code in _CODES.items() if hasattr(torch, name)}
 
 
 def torch_problem(tensor: torch.Tensor) -> tuple[str, str] | None:
     """Why `tensor` cannot be stored and what to do, or None when it can."""
-    import torch  # noqa: PLC0415  # slow, and optional
+    return _type_problem(type(tensor)) or _layout_problem(tensor) or _dtype_problem(tensor)
 
-    kind = type(tensor)
+
+def _type_problem(kind: type[torch.Tensor]) -> tuple[str, str] | None:
     if kind.__name__ == "DTensor":
         return "is distributed (a DTensor)", "gather it first: get_model_state_dict with full_state_dict=True"
     if kind.__name__.startswith("Uninitialized"):
         return "is not initialised yet", "run the module once, so that its shapes are known"
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return f"is a {kind.__name__}, a wrapper without bytes of its own", "unwrap or dequantize it first"
+    return None
+
+
+def _layout_problem(tensor: torch.Tensor) -> tuple[str, str] | None:
     if tensor.is_meta:
         return "is on the meta device, without values", "load or materialise the weights first"
     if tensor.layout != torch.strided or tensor.is_nested:
         return f"is {tensor.layout}, not dense", "make it dense with .to_dense()"
     if tensor.is_quantized:
         return f"is quantized ({tensor.dtype})", "store its int_repr(), scale and zero point, or dequantize it"
-    if _codes().get(tensor.dtype) == "F4" and not tensor.shape:
+    return None
+
+
+def _dtype_problem(tensor: torch.Tensor) -> tuple[str, str] | None:
+    code = _CODE_OF.get(tensor.dtype)
+    if code is None:
+        return f"has dtype {tensor.dtype}, which safetensors cannot store", f"cast it to one of {', '.join(_CODES)}"
+    if code == "F4" and not tensor.shape:
         return "is a packed float4 scalar, half a pair", "give it a dimension"
-    if tensor.dtype not in _codes():
-        return (
-            f"has dtype {tensor.dtype}, which safetensors cannot store",
-            f"cast it: {', '.join(_CODES)} can be stored",
-        )
     return None
 
 
@@ -93,7 +98,7 @@ class TorchValue:
     @cached_property
     def spec(self) -> TensorSpec:
         """Packed float4 counts its logical elements, two per byte, as safetensors does."""
-        code = _codes()[self.tensor.dtype]
+        code = _CODE_OF[self.tensor.dtype]
         shape = tuple(self.tensor.shape)
         if code == "F4":
             shape = (*shape[:-1], shape[-1] * 2)
@@ -112,14 +117,12 @@ class TorchValue:
 
     def read(self, box: Box) -> Buffer:
         """A view of the tensor's own memory where its bytes lie together, else a copy of the box alone."""
-        import torch  # noqa: PLC0415  # slow, and optional
-
         tensor = self.tensor.detach().as_subclass(torch.Tensor)
         part = tensor[self._slices(box)].resolve_conj().resolve_neg()
         if self.spec.dtype in CASTABLE:
             part = part.to(getattr(torch, CASTABLE[self.spec.dtype]), memory_format=torch.contiguous_format)
         flat = part.contiguous().cpu().reshape(-1).view(torch.uint8)
-        return memoryview(flat.numpy()).cast("B").toreadonly()
+        return memoryview(cast("Buffer", flat.numpy())).cast("B").toreadonly()
 
     def _slices(self, box: Box) -> tuple[slice, ...]:
         ranges = list(zip(box.offset, box.stop, strict=True))

@@ -23,7 +23,7 @@ class Value(Protocol):
 
     @property
     def identity(self) -> Hashable | None:
-        """Equal for two names of the very same elements (same bytes, dtype, shape and strides); None for no elements."""
+        """Equal for two names of the very same elements (bytes, dtype, shape, strides); None for no elements."""
 
     def read(self, box: Box) -> Buffer:
         """The row-major little-endian bytes of `box`."""

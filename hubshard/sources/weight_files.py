@@ -85,7 +85,7 @@ def _other_name(prefix: str, here: Sequence[str], variant: str | None) -> Weight
     numbered = [name for name in weights if _NUMBERED.search(name)]
     if numbered and not indexes:
         raise IncompleteError(
-            f"{_place(prefix)} holds shards ({_some(numbered)}), but no {index_name(variant)} that says what is in them",
+            f"{_place(prefix)} holds shards ({_some(numbered)}), but no {index_name(variant)} to say what is in them",
             hint="fetch or publish it whole again: the index is its last file",
         )
     found = [name for name in indexes if not name.startswith("model.safetensors.index.")]
