@@ -82,6 +82,7 @@ class Staged:
         nbytes: its size (bytes).
         sha256: of its content, in hex.
         receipt: the store's own, as JSON values.
+        blob_id: what `Entry.blob_id` will be, or "" where only `sha256` tells.
         nbytes_sent: bytes that crossed the network for it; 0 where the store had them.
     """
 
@@ -89,7 +90,14 @@ class Staged:
     nbytes: int
     sha256: str
     receipt: Mapping[str, Any] = field(default_factory=dict)
+    blob_id: str = ""
     nbytes_sent: int = 0
+
+    def is_same(self, entry: Entry | None) -> bool:
+        """Whether `entry` has this content."""
+        if entry is None or entry.nbytes != self.nbytes:
+            return False
+        return entry.sha256 == self.sha256 or (self.blob_id != "" and entry.blob_id == self.blob_id)
 
 
 class Store(Protocol):

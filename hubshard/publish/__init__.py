@@ -1,0 +1,7 @@
+"""Publish a model: sharded, streamed without scratch files, staged so that nothing is sent twice, shown by one commit."""
+
+from __future__ import annotations
+
+from hubshard.publish.push import Published, push_to_hub
+
+__all__ = ["Published", "push_to_hub"]

@@ -1,0 +1,259 @@
+"""What is to be published: tensors and the plan of their shards, and the small files that go along. Nothing is written here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import partial
+from typing import Any
+
+from hubshard.index import check_case, check_path, is_weight_file, shard_name, variant_of
+from hubshard.plan import Shard, ShardPlan, plan_shards
+from hubshard.protocols import Buffer, Revision, Source, Store
+from hubshard.shardfile import stream_shard
+from hubshard.sources.cast import CastSource
+from hubshard.sources.model import parts_of
+from hubshard.sources.safetensors import SafetensorsSource
+from hubshard.sources.state_dict import StateDictSource
+
+__all__ = ["DEFAULT_EXCLUDE", "Layout", "OutFile", "Outgoing", "from_memory", "from_store"]
+
+DEFAULT_EXCLUDE = (
+    ".git/*",
+    ".cache/*",
+    "*/.cache/*",
+    "__pycache__/*",
+    "*/__pycache__/*",
+    ".DS_Store",
+    "*/.DS_Store",
+    "optimizer.pt",
+    "optimizer.bin",
+    "scheduler.pt",
+    "scaler.pt",
+    "rng_state*.pth",
+    "training_args.bin",
+    "trainer_state.json",
+    "global_step*/*",
+)
+"""What never goes along with a model: caches of tools, and a trainer's resume state."""
+
+_READ_BYTES = 8 * 2**20  # enough for full speed, small enough to fit any budget several times
+_WORKERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class OutFile:
+    """A file to be published.
+
+    Attributes:
+        path: in the repo.
+        nbytes: its size (bytes).
+        data: starts its content anew each time it is called.
+        default: only for a repo that has no such file yet.
+    """
+
+    path: str
+    nbytes: int
+    data: Callable[[], Iterable[Buffer]]
+    default: bool = False
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """All that a publish will put into the repo.
+
+    Attributes:
+        plan: which tensor goes into which shard.
+        shards: the weight files, in the plan's order.
+        files: the index and everything that goes along.
+        notes: sentences for people: what was left out, what is unusual.
+    """
+
+    plan: ShardPlan
+    shards: tuple[OutFile, ...]
+    files: tuple[OutFile, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def all_files(self) -> tuple[OutFile, ...]:
+        """Shards first."""
+        return (*self.shards, *self.files)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything."""
+        return sum(file.nbytes for file in self.all_files)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the tensors are to be laid out.
+
+    Attributes:
+        max_shard_bytes: bound per file, header included (bytes).
+        variant: as in `model.fp16.safetensors`, or None.
+        dtype: to cast floating tensors to, a safetensors code, or None to keep them.
+    """
+
+    max_shard_bytes: int
+    variant: str | None = None
+    dtype: str | None = None
+
+
+def from_memory(source: Any, layout: Layout, *, companions: Sequence[object] = ()) -> Outgoing:
+    """A state dict, an `nn.Module`, a transformers model, or any `Source`.
+
+    Args:
+        source: the tensors.
+        layout: of the shards.
+        companions: tokenizers, processors and the like: whatever has `save_pretrained` and holds no weights.
+
+    Raises:
+        FormatError: something in it that cannot be published, by name.
+    """
+    files: dict[str, bytes] = {}
+    cards: dict[str, bytes] = {}
+    metadata: Mapping[str, str] = {}
+    total_parameters = None
+    if isinstance(source, Mapping):
+        tensors: Source = StateDictSource(source, dtype=layout.dtype)
+    elif hasattr(source, "specs") and hasattr(source, "read"):
+        tensors = CastSource(source, layout.dtype) if layout.dtype else source
+    else:
+        parts = parts_of(source)
+        files |= parts.files
+        cards |= parts.default_files
+        metadata, total_parameters = parts.metadata, parts.total_parameters
+        tensors = StateDictSource(parts.state_dict, dtype=layout.dtype, keep=parts.keep)
+    for companion in companions:
+        files |= parts_of(companion).files
+    plan = plan_shards(
+        tensors.specs(),
+        max_shard_bytes=layout.max_shard_bytes,
+        variant=layout.variant,
+        aliases=tensors.aliases(),
+        metadata=metadata,
+    )
+    out = [_in_memory(path, data) for path, data in files.items()]
+    out += [_in_memory(path, data, default=True) for path, data in cards.items() if path not in files]
+    return _outgoing(plan, tensors, out, total_parameters=total_parameters)
+
+
+def from_store(
+    store: Store,
+    at: Revision,
+    layout: Layout,
+    *,
+    path: str | None = None,
+    source_variant: str | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> Outgoing:
+    """A revision of a store: a local directory, or a repo on a Hub.
+
+    Shards that already carry the right names and fit the bound keep their tensors; otherwise all are planned anew.
+
+    Args:
+        store: where the files are.
+        at: which revision of it.
+        layout: of the shards.
+        path: a single weight file to publish, without any other file.
+        source_variant: which variant of the weights to read.
+        include: patterns of files that go along; all by default.
+        exclude: patterns of files that do not, besides `DEFAULT_EXCLUDE`.
+
+    Raises:
+        FormatError: a checkpoint that does not hold together, or a file name that cannot be published.
+    """
+    source = SafetensorsSource(store, at, path=path, variant=source_variant, workers=_WORKERS)
+    tensors: Source = CastSource(source, layout.dtype) if layout.dtype else source
+    plan = _kept_plan(source, layout) or plan_shards(
+        tensors.specs(),
+        max_shard_bytes=layout.max_shard_bytes,
+        variant=layout.variant,
+        aliases=tensors.aliases(),
+        metadata=source.header_metadata,
+    )
+    if path is not None:
+        return _outgoing(plan, tensors, [])
+    files, notes = _companions(store, at, include, (*exclude, *DEFAULT_EXCLUDE), source.weight_files)
+    return _outgoing(plan, tensors, files, notes=notes)
+
+
+def _kept_plan(source: SafetensorsSource, layout: Layout) -> ShardPlan | None:
+    names = list(source.weight_files)
+    expected = [shard_name(n, len(names), variant=layout.variant) for n in range(1, len(names) + 1)]
+    if layout.dtype or sorted(names) != expected:
+        return None
+    in_file: dict[str, list[tuple[int, str]]] = {name: [] for name in expected}
+    for piece in source.manifest.pieces:
+        in_file[piece.at.path].append((piece.at.start, piece.tensor))
+    shards = []
+    for name in expected:
+        specs = tuple(source.manifest.tensors[tensor] for _, tensor in sorted(in_file[name]))
+        own = {alias: kept for alias, kept in source.aliases().items() if kept in {spec.name for spec in specs}}
+        shards.append(Shard(name, specs, own | dict(source.header_metadata) | {"format": "pt"}))
+    if any(shard.nbytes > layout.max_shard_bytes and len(shard.specs) > 1 for shard in shards):
+        return None
+    oversized = tuple(shard.specs[0].name for shard in shards if shard.nbytes > layout.max_shard_bytes)
+    return ShardPlan(tuple(shards), layout.variant, oversized)
+
+
+def _companions(
+    store: Store,
+    at: Revision,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    weight_files: Iterable[str],
+) -> tuple[list[OutFile], list[str]]:
+    files, notes = [], []
+    own = set(weight_files)
+    for entry in store.list(at):
+        path = entry.path
+        if path in own or _matches(path, exclude) or (include and not _matches(path, include)):
+            continue
+        if is_weight_file(path, variant=variant_of(path)):
+            if not path.endswith(".json"):
+                notes.append(f"{path} is left out: it is no part of the checkpoint that is published")
+            continue
+        files.append(OutFile(path, entry.nbytes, partial(_blocks, store, at, path, entry.nbytes)))
+    return files, notes
+
+
+def _matches(path: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(path, pattern) for pattern in patterns)
+
+
+def _blocks(store: Store, at: Revision, path: str, nbytes: int) -> Iterator[memoryview]:
+    block = memoryview(bytearray(min(nbytes, _READ_BYTES)))
+    for start in range(0, nbytes, _READ_BYTES):
+        view = block[: min(_READ_BYTES, nbytes - start)]
+        store.read(at, path, start, start + len(view), view)
+        yield view
+
+
+def _in_memory(path: str, data: bytes, *, default: bool = False) -> OutFile:
+    return OutFile(path, len(data), lambda: [data], default)
+
+
+def _outgoing(
+    plan: ShardPlan,
+    tensors: Source,
+    files: Sequence[OutFile],
+    *,
+    notes: Sequence[str] = (),
+    total_parameters: int | None = None,
+) -> Outgoing:
+    shards = tuple(
+        OutFile(shard.path, shard.nbytes, partial(stream_shard, shard, tensors, max_read_bytes=_READ_BYTES))
+        for shard in plan.shards
+    )
+    if plan.index_path is not None:
+        files = [_in_memory(plan.index_path, plan.index(total_parameters=total_parameters)), *files]
+    paths = [file.path for file in (*shards, *files)]
+    for path in paths:
+        check_path(path, path="the files to publish")
+    check_case(paths, path="the files to publish")
+    notes = (*notes, *(f"tensor {name!r} alone is larger than the bound of a shard" for name in plan.oversized))
+    return Outgoing(plan, shards, tuple(files), notes)

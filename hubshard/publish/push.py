@@ -1,0 +1,208 @@
+"""`push_to_hub`: plan, stage, commit once, verify, tag."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hubshard.errors import ConflictError, FormatError, NotFoundError
+from hubshard.events import Event, OnEvent, ignore
+from hubshard.index import check_variant
+from hubshard.plan import ShardPlan
+from hubshard.protocols import Revision
+from hubshard.publish.outgoing import Layout, Outgoing, from_memory, from_store
+from hubshard.publish.session import Session
+from hubshard.sizes import parse_size
+from hubshard.sources.dtypes import parse_float_dtype
+from hubshard.store.hub import HubStore
+from hubshard.store.local import LocalStore
+from hubshard.target import RepoTarget, parse_target
+
+__all__ = ["Published", "push_to_hub"]
+
+_LOG = logging.getLogger("hubshard")
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a publish did.
+
+    Attributes:
+        commit: the commit that shows it, or None after a dry run.
+        url: of that commit, or None.
+        pr_url: of the pull request, where one was asked for.
+        tag: the tag that names it, or None.
+        plan: which tensor is in which shard.
+        changed: False where the repo already held all of it.
+        total_bytes: bytes of all files.
+        sent_bytes: bytes of content that crossed the network.
+        skipped_bytes: bytes of content that the Hub held already.
+        deleted: files that the commit removed.
+    """
+
+    commit: str | None
+    url: str | None
+    pr_url: str | None
+    tag: str | None
+    plan: ShardPlan
+    changed: bool
+    total_bytes: int
+    sent_bytes: int = 0
+    skipped_bytes: int = 0
+    deleted: tuple[str, ...] = ()
+
+    @property
+    def shards(self) -> int:
+        """How many weight files it has."""
+        return len(self.plan.shards)
+
+
+def push_to_hub(
+    source: Any,
+    repo_id: str,
+    *,
+    revision: str = "main",
+    max_shard_size: int | str = "5GB",
+    variant: str | None = None,
+    dtype: Any = None,
+    tag: str | None = None,
+    move_tag: bool = False,
+    private: bool | None = None,
+    create_pr: bool = False,
+    expected_head: str | None = None,
+    message: str | None = None,
+    companions: Sequence[object] = (),
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    staging: Literal["branch", "none"] = "branch",
+    staging_batch_size: int | str = "256MB",
+    dry_run: bool = False,
+    token: str | None = None,
+    endpoint: str | None = None,
+    on_event: OnEvent = ignore,
+) -> Published:
+    """Publish a model to a Hub repo, in one commit that readers see whole or not at all.
+
+    Tensors are streamed; no shard file is written. What a killed run had finished is found again by content, on any
+    machine. The commit also removes the weight files of the same variant that the new index does not name.
+
+    Args:
+        source: a directory or file of safetensors, `org/name[@revision]` of another repo, a state dict, an `nn.Module`,
+            a
+            transformers model, or a `Source`.
+        repo_id: "org/name"; made if it does not exist.
+        revision: branch to publish to; made from main if it does not exist.
+        max_shard_size: bound per shard, header included: bytes, or as in "5GB", "512MiB".
+        variant: as in `model.fp16.safetensors`; other variants in the repo are left alone.
+        dtype: cast floating tensors to it, such as "bfloat16"; needs torch.
+        tag: made on the new commit.
+        move_tag: whether an existing tag may be moved.
+        private: visibility of a repo that is made; refused where an existing one differs.
+        create_pr: open a pull request rather than move the branch.
+        expected_head: commit that the branch must be at, in full or its first 7 or more digits.
+        message: title of the commit.
+        companions: tokenizers, processors: whatever has `save_pretrained`, to go along with a model in memory.
+        include: patterns of a directory's files that go along, all by default.
+        exclude: patterns of files that stay.
+        staging: "branch" keeps finished shards on a staging branch, so that a killed run goes on anywhere; "none" shows
+            nothing
+            of them until the end.
+        staging_batch_size: how much may wait for a commit on that branch.
+        dry_run: plan and check only.
+        token: as in huggingface_hub; its login by default.
+        endpoint: of the Hub; HF_ENDPOINT by default.
+        on_event: is told of every step.
+
+    Raises:
+        FormatError: something in the source that cannot be published; nothing was written.
+        ConflictError: the branch or tag is not where it should be; nothing is shown.
+        IntegrityError: the Hub does not hold what was sent.
+        StoreError: the Hub refused, or failed again and again.
+    """
+    check_variant(variant)
+    layout = Layout(parse_size(max_shard_size), variant, None if dtype is None else parse_float_dtype(dtype))
+    batch_bytes = parse_size(staging_batch_size)
+    if create_pr and tag:
+        raise FormatError(
+            "a pull request cannot be tagged: it has no commit on the branch yet", hint="tag it after the merge"
+        )
+    outgoing = _collect(source, layout, companions, include, exclude, token=token, endpoint=endpoint)
+    for note in outgoing.notes:
+        _LOG.warning(note)
+        on_event(Event("publish", "warning", detail=note))
+    on_event(Event("publish", "start", path=repo_id, nbytes=outgoing.nbytes))
+    if dry_run:
+        return Published(None, None, None, None, outgoing.plan, changed=False, total_bytes=outgoing.nbytes)
+    store = HubStore(repo_id, token=token, endpoint=endpoint)
+    base = _base(store, revision, private=private, expected_head=expected_head)
+    session = Session(store, outgoing, revision, base, on_event)
+    staged = session.stage(batch_bytes if staging == "branch" else None)
+    title = message or f"Publish {len(outgoing.plan.shards)} shard(s) with hubshard"
+    commit, change = session.commit(
+        staged, title, create_pr=create_pr, may_rebase=expected_head is None, tag=None if move_tag else tag
+    )
+    session.verify(commit, staged, change)
+    if tag:
+        store.tag(tag, commit, title, exist_ok=True, move=move_tag)
+        on_event(Event("publish", "tag", path=tag, detail=commit.commit))
+    session.close()
+    sent = sum(item.nbytes_sent for item in staged)
+    on_event(Event("publish", "end", path=repo_id, nbytes=sent, detail=commit.commit))
+    return Published(
+        commit=commit.commit,
+        url=store.url_of(commit),
+        pr_url=store.url_of(commit) if create_pr and commit != base else None,
+        tag=tag,
+        plan=outgoing.plan,
+        changed=commit != base,
+        total_bytes=outgoing.nbytes,
+        sent_bytes=sent,
+        skipped_bytes=sum(item.nbytes for item in staged) - sent,
+        deleted=change.remove,
+    )
+
+
+def _collect(
+    source: Any,
+    layout: Layout,
+    companions: Sequence[object],
+    include: Sequence[str],
+    exclude: Sequence[str],
+    *,
+    token: str | None,
+    endpoint: str | None,
+) -> Outgoing:
+    if not isinstance(source, str | Path):
+        return from_memory(source, layout, companions=companions)
+    target = parse_target(source)
+    if isinstance(target, RepoTarget):
+        remote = HubStore(target.repo_id, token=token, endpoint=endpoint)
+        at = remote.head(target.revision or "main")
+        if at is None:
+            raise NotFoundError(f"{target.repo_id} has no revision {target.revision or 'main'!r}")
+        return from_store(remote, at, layout, include=include, exclude=exclude)
+    path = target.name if target.is_file() and not target.name.endswith(".json") else None
+    local = LocalStore(target.parent if target.is_file() else target)
+    at = local.head("main")
+    if at is None:
+        raise NotFoundError(f"{target} does not exist", hint="give a directory, a .safetensors file or org/name")
+    return from_store(local, at, layout, path=path, include=include, exclude=exclude)
+
+
+def _base(store: HubStore, revision: str, *, private: bool | None, expected_head: str | None) -> Revision:
+    if not store.repo_exists():
+        store.create_repo(private=private, exist_ok=True)
+    elif private is not None and store.is_private() != private:
+        now, wanted = ("public", "private") if private else ("private", "public")
+        raise FormatError(
+            f"{store.repo_id} is {now}, and should be {wanted}", hint="change its visibility in the settings first"
+        )
+    head = store.head(revision) or store.head("main")
+    if head is None:
+        raise NotFoundError(f"{store.repo_id} has no branch main to start {revision!r} from")
+    if expected_head is not None and not (len(expected_head) >= 7 and head.commit.startswith(expected_head)):
+        raise ConflictError(f"{store.repo_id}@{revision} is at {head.commit}, not at {expected_head}")
+    return head

@@ -1,0 +1,213 @@
+"""One publish under way: stage everything, make the one commit, verify what the Hub holds."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from hubshard.engine import run
+from hubshard.errors import ConflictError, IntegrityError
+from hubshard.events import Event, OnEvent
+from hubshard.index import is_weight_file
+from hubshard.protocols import Buffer, Entry, Revision, Staged
+from hubshard.publish.outgoing import OutFile, Outgoing
+from hubshard.publish.staging import StagingBranch, staging_branch
+from hubshard.store.hub import HubStore
+
+__all__ = ["Change", "Session"]
+
+_STREAM_BYTES = 256 * 10**6  # what one upload stream may hold
+_BUDGET_BYTES = 384 * 10**6
+_STREAMS = 4
+_BATCH_SECONDS = 10.0
+_STAGED_FILE_BYTES = 10 * 10**6  # smaller files travel inside the commit
+_COMMIT_ATTEMPTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a commit will do to the tree that it builds on.
+
+    Attributes:
+        add: files that are new or differ.
+        remove: weight files of the variant that the new index does not name.
+    """
+
+    add: tuple[Staged, ...]
+    remove: tuple[str, ...]
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """Every path it touches."""
+        return frozenset((*(staged.path for staged in self.add), *self.remove))
+
+
+class Session:
+    """The steps of one publish, in order: `stage`, `commit`, `verify`, `close`."""
+
+    def __init__(self, store: HubStore, outgoing: Outgoing, revision: str, base: Revision, on_event: OnEvent) -> None:
+        self._store = store
+        self._outgoing = outgoing
+        self._revision = revision
+        self._base = base
+        self._on_event = on_event
+        self._staging: StagingBranch | None = None
+
+    def stage(self, batch_bytes: int | None) -> Sequence[Staged]:
+        """Make all content durable in the Hub, invisible to readers of the target.
+
+        Args:
+            batch_bytes: how much may wait for a commit on the staging branch; None for no such branch.
+        """
+        tree = _by_path(self._store.list(self._base))
+        found: Mapping[str, Entry] = {}
+        if batch_bytes is not None:
+            name = staging_branch(self._outgoing.plan, repo_id=self._store.repo_id, revision=self._revision)
+            self._staging = StagingBranch(
+                self._store, name, base=self._base, batch_bytes=batch_bytes, batch_seconds=_BATCH_SECONDS
+            )
+            found = self._staging.found()
+        results = run(
+            [file for file in self._outgoing.all_files if not (file.default and file.path in tree)],
+            cost=lambda file: min(file.nbytes, _STREAM_BYTES) + 1,
+            work=lambda file: self._stage_one(file, (tree.get(file.path), found.get(file.path))),
+            budget_bytes=_BUDGET_BYTES,
+            workers=_STREAMS,
+        )
+        return list(results)
+
+    def _stage_one(self, file: OutFile, known: Iterable[Entry | None]) -> Staged:
+        # what may be there already is hashed first, so that it need not be sent
+        held = {entry.sha256 for entry in known if entry and entry.sha256 and entry.nbytes == file.nbytes}
+        sha256 = _sha256(file.data) if held else None
+        if sha256 and sha256 in held:
+            self._tell("skipped", file.path, file.nbytes)
+            return Staged(file.path, file.nbytes, sha256)
+        data = partial(self._told, file)
+        staged = self._store.stage(self._revision, file.path, data, nbytes=file.nbytes, sha256=sha256)
+        if self._staging is not None and (file in self._outgoing.shards or file.nbytes >= _STAGED_FILE_BYTES):
+            self._staging.add(staged)
+        self._tell("staged", file.path, staged.nbytes_sent)
+        return staged
+
+    def _told(self, file: OutFile) -> Iterator[Buffer]:
+        for buffer in file.data():
+            yield buffer
+            self._tell("sent", file.path, memoryview(buffer).nbytes)
+
+    def commit(
+        self, staged: Sequence[Staged], title: str, *, create_pr: bool, may_rebase: bool, tag: str | None
+    ) -> tuple[Revision, Change]:
+        """Show everything in one commit; none where the tree is already as it should be.
+
+        A branch that was moved by others meanwhile is taken as the new parent when they touched nothing of ours.
+
+        Args:
+            staged: what `stage` gave.
+            title: first line of the message.
+            create_pr: open a pull request rather than move the branch.
+            may_rebase: whether another parent than the one first seen will do.
+            tag: must not name another commit already.
+
+        Raises:
+            ConflictError: the branch was moved, and files of ours are among those that changed.
+        """
+        head = self._base
+        for _ in range(_COMMIT_ATTEMPTS):
+            change = self._change(staged, _by_path(self._store.list(head)))
+            if not change.paths:
+                self._check_tag(tag, head)
+                return head, change
+            self._check_tag(tag, None)
+            try:
+                return self._commit_once(head, change, title, create_pr=create_pr), change
+            except ConflictError as error:
+                if not may_rebase:
+                    raise
+                head = self._rebased(head, change, error)
+        raise ConflictError(
+            f"{self._revision} moved {_COMMIT_ATTEMPTS} times while we committed", hint="publish again when it is quiet"
+        )
+
+    def _change(self, staged: Iterable[Staged], tree: Mapping[str, Entry]) -> Change:
+        plan = self._outgoing.plan
+        kept = {plan.index_path, *(shard.path for shard in plan.shards)}
+        stale = (path for path in tree if is_weight_file(path, variant=plan.variant) and path not in kept)
+        return Change(tuple(s for s in staged if not s.is_same(tree.get(s.path))), tuple(sorted(stale)))
+
+    def _check_tag(self, tag: str | None, at: Revision | None) -> None:
+        there = self._store.tags().get(tag) if tag else None
+        if there is not None and (at is None or there != at.commit):
+            raise ConflictError(
+                f"the tag {tag!r} is on commit {there} already", hint="choose another tag, or ask for it to be moved"
+            )
+
+    def _commit_once(self, head: Revision, change: Change, title: str, *, create_pr: bool) -> Revision:
+        if head.branch != self._revision and not create_pr:
+            self._store.create_branch(self._revision, head)
+        commit = self._store.commit(
+            head.branch if create_pr else self._revision,
+            parent=Revision(self._revision, head.commit),
+            add=change.add,
+            remove=change.remove,
+            message=title,
+            publish_id=uuid.uuid4().hex,
+            create_pr=create_pr,
+        )
+        self._tell("commit", commit.branch, sum(staged.nbytes for staged in change.add), detail=commit.commit)
+        return commit
+
+    def _rebased(self, head: Revision, change: Change, error: ConflictError) -> Revision:
+        # another parent will do if whoever moved the branch left our files alone
+        fresh = self._store.head(self._revision)
+        if fresh is None or fresh.commit == head.commit:
+            raise error
+        before, now = _by_path(self._store.list(head)), _by_path(self._store.list(fresh))
+        changed = {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
+        mine = change.paths | {file.path for file in self._outgoing.all_files}
+        theirs = {path for path in changed if path in mine or is_weight_file(path, variant=self._outgoing.plan.variant)}
+        if theirs:
+            raise ConflictError(
+                f"{error.message}; it changed {', '.join(sorted(theirs)[:10])}, which this publish changes too",
+                hint="look at the new head, then publish again",
+            ) from error
+        self._tell("retry", self._revision, detail=f"rebased on {fresh.commit}: {error.message}")
+        return fresh
+
+    def verify(self, at: Revision, staged: Iterable[Staged], change: Change) -> None:
+        """Check that the Hub shows what was sent, size and hash, and no removed file.
+
+        Raises:
+            IntegrityError: it does not; names the files.
+        """
+        tree = _by_path(self._store.list(at))
+        wrong = [s.path for s in staged if not s.is_same(tree.get(s.path))]
+        wrong += [path for path in change.remove if path in tree]
+        if wrong:
+            raise IntegrityError(
+                f"commit {at.commit} does not show what was published: {', '.join(wrong[:10])}",
+                hint="was the branch changed right after? look at its history, and publish again",
+            )
+        self._tell("verify", at.branch, sum(entry.nbytes for entry in tree.values()), detail=at.commit)
+
+    def close(self) -> None:
+        """Drop the staging branch: its work is done."""
+        if self._staging is not None:
+            self._staging.drop()
+
+    def _tell(self, kind: str, path: str, nbytes: int = 0, *, detail: str = "") -> None:
+        self._on_event(Event("publish", kind, path=path, nbytes=nbytes, detail=detail))
+
+
+def _by_path(entries: Iterable[Entry]) -> dict[str, Entry]:
+    return {entry.path: entry for entry in entries}
+
+
+def _sha256(data: Callable[[], Iterable[Buffer]]) -> str:
+    digest = hashlib.sha256()
+    for buffer in data():
+        digest.update(buffer)
+    return digest.hexdigest()
