@@ -1,4 +1,4 @@
-"""Publish a model: sharded, streamed without scratch files, staged so that nothing is sent twice, shown by one commit."""
+"""Publish a model: sharded, streamed without scratch files, nothing sent twice, shown by one commit."""
 
 from __future__ import annotations
 

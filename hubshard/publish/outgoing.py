@@ -1,4 +1,4 @@
-"""What is to be published: tensors and the plan of their shards, and the small files that go along. Nothing is written here."""
+"""What is to be published: tensors and the plan of their shards, and what goes along. Nothing is written here."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class CastSource:
         dtype = self._inner[name].dtype
         if dtype not in CASTABLE or dtype == self._dtype or not box.numel:
             return raw
-        import torch
+        import torch  # noqa: PLC0415  # slow, and optional
 
         tensor = torch.frombuffer(bytearray(raw), dtype=getattr(torch, CASTABLE[dtype]))
         cast = tensor.to(getattr(torch, CASTABLE[self._dtype]))
