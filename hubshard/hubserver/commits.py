@@ -230,8 +230,10 @@ def _large(connection: sqlite3.Connection, repo_id: int, operation: PutLarge) ->
 
 
 def _removed(files: Mapping[str, Entry], changes: Mapping[str, Entry | None], path: str) -> dict[str, Entry | None]:
+    if changes.get(path, files.get(path)) is not None:
+        return {path: None}
     there = [name for name in files if name not in changes] + [name for name, new in changes.items() if new]
-    gone: dict[str, Entry | None] = {name: None for name in there if name == path or name.startswith(f"{path}/")}
+    gone: dict[str, Entry | None] = {name: None for name in there if name.startswith(f"{path}/")}
     if not gone:
         raise ApiError(404, f"Entry not found: {path} cannot be deleted", code="EntryNotFound")
     return gone

@@ -10,7 +10,7 @@ import json
 import logging
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlencode
 
 from starlette.responses import JSONResponse, Response
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from hubshard.hubserver.auth import Principal
     from hubshard.hubserver.state import HubState
 
-__all__ = ["Call", "Edge", "base_url", "page", "read_body", "route", "unquote"]
+__all__ = ["Call", "Edge", "base_url", "page", "page_of", "read_body", "route", "unquote"]
+
+T = TypeVar("T")
 
 _log = logging.getLogger("hubshard.hubserver")
 
@@ -45,6 +47,7 @@ class Call:
         state: the server.
         principal: who asks.
         params: the path's parameters, unquoted.
+        raw_params: the same as they were sent.
         query: the query.
         headers: the request's headers.
         body: the whole body.
@@ -55,6 +58,7 @@ class Call:
     state: HubState
     principal: Principal
     params: Mapping[str, str]
+    raw_params: Mapping[str, str]
     query: QueryParams
     headers: Headers
     body: bytes
@@ -82,6 +86,21 @@ class Call:
     def flag(self, name: str) -> bool:
         """Whether a query parameter is set to something that means yes."""
         return self.query.get(name, "").lower() in {"1", "true", "yes"}
+
+    def next_page(self, position: int, *, at: str | None = None) -> dict[str, str]:
+        """The ``Link`` header to the page that begins at a position.
+
+        Args:
+            position: kept in the query as ``cursor``.
+            at: the commit that is listed: it takes the place of the revision, so that a branch that moves
+                between two pages does not mix two commits.
+        """
+        path = self.path
+        if at is not None:
+            path = path.replace(f"/{self.raw_params['revision']}", f"/{at}", 1)
+        query = [(key, value) for key, value in self.query.multi_items() if key != "cursor"]
+        target = f"{self.base_url}{path}?{urlencode([*query, ('cursor', str(position))])}"
+        return {"Link": f'<{target}>; rel="next"'}
 
 
 def base_url(request: Request, state: HubState) -> str:
@@ -123,6 +142,7 @@ def route(state: HubState, method: str, path: str, handler: Callable[[Call], Res
             state=state,
             principal=state.accounts.principal(request.headers.get("authorization")),
             params={name: unquote(value) for name, value in request.path_params.items()},
+            raw_params=request.path_params,
             query=request.query_params,
             headers=request.headers,
             body=await read_body(request),
@@ -134,20 +154,17 @@ def route(state: HubState, method: str, path: str, handler: Callable[[Call], Res
     return Route(path, endpoint, methods=[method])
 
 
-def page(call: Call, items: Sequence[Any], *, size: int) -> tuple[Sequence[Any], dict[str, str]]:
-    """The part of ``items`` that a request asks for, and the ``Link`` header to the next part.
+def page_of(call: Call) -> int:
+    """The position at which the wanted page begins."""
+    return _positive(call.query.get("cursor"), 0)
 
-    The cursor is a position: what is listed belongs to an immutable commit, or is listed in an order that
-    later additions do not change.
-    """
+
+def page(call: Call, items: Sequence[T], *, size: int, at: str | None = None) -> tuple[Sequence[T], dict[str, str]]:
+    """The part of ``items`` that a request asks for, and the ``Link`` header to the next part, if there is one."""
     limit = min(size, _positive(call.query.get("limit"), size))
-    start = _positive(call.query.get("cursor"), 0)
-    chosen = items[start : start + limit]
-    if start + limit >= len(items):
-        return chosen, {}
-    query = [(key, value) for key, value in call.query.multi_items() if key != "cursor"]
-    target = f"{call.base_url}{call.path}?{urlencode([*query, ('cursor', str(start + limit))])}"
-    return chosen, {"Link": f'<{target}>; rel="next"'}
+    start = page_of(call)
+    headers = call.next_page(start + limit, at=at) if start + limit < len(items) else {}
+    return items[start : start + limit], headers
 
 
 def _positive(text: str | None, default: int) -> int:

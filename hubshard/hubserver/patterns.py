@@ -8,9 +8,38 @@ import re
 __all__ = ["INITIAL_ATTRIBUTES", "is_ignored", "is_lfs"]
 
 _LFS_SUFFIXES = (
-    "7z arrow bin bz2 ckpt ftz gz h5 joblib mlmodel model msgpack npy npz onnx ot parquet pb pickle pkl pt pth rar"
-    " safetensors tar tflite tgz wasm xz zip zst"
-).split()
+    "7z",
+    "arrow",
+    "bin",
+    "bz2",
+    "ckpt",
+    "ftz",
+    "gz",
+    "h5",
+    "joblib",
+    "mlmodel",
+    "model",
+    "msgpack",
+    "npy",
+    "npz",
+    "onnx",
+    "ot",
+    "parquet",
+    "pb",
+    "pickle",
+    "pkl",
+    "pt",
+    "pth",
+    "rar",
+    "safetensors",
+    "tar",
+    "tflite",
+    "tgz",
+    "wasm",
+    "xz",
+    "zip",
+    "zst",
+)
 _LFS_PATTERNS = [
     *(f"*.{suffix}" for suffix in _LFS_SUFFIXES),
     "*.lfs.*",
@@ -18,6 +47,8 @@ _LFS_PATTERNS = [
     "saved_model/**/*",
     "*tfevents*",
 ]
+
+_WILDCARDS = {"*": "[^/]*", "?": "[^/]"}
 
 INITIAL_ATTRIBUTES = "".join(f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in sorted(_LFS_PATTERNS))
 """The ``.gitattributes`` of a new repo."""
@@ -96,19 +127,19 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 def _token(text: str, at: int) -> tuple[int, str]:
     """How many characters of the pattern are one token, and the regular expression of it."""
-    if text.startswith("**/", at) and (at == 0 or text[at - 1] == "/"):
-        return 3, "(?:.*/)?"
-    if text.startswith("**", at) and (at == 0 or text[at - 1] == "/") and at + 2 == len(text):
-        return 2, ".+"
-    char = text[at]
-    if char == "*":
-        return 1, "[^/]*"
-    if char == "?":
-        return 1, "[^/]"
-    if char == "\\" and at + 1 < len(text):
-        return 2, re.escape(text[at + 1])
-    closing = text.find("]", at + 2) if char == "[" else -1
-    if closing > 0:
+    starts_part = at == 0 or text[at - 1] == "/"
+    closing = text.find("]", at + 2) if text[at] == "[" else -1
+    if starts_part and text.startswith("**/", at):
+        found = 3, "(?:.*/)?"
+    elif starts_part and text[at:] == "**":
+        found = 2, ".+"
+    elif text[at] in _WILDCARDS:
+        found = 1, _WILDCARDS[text[at]]
+    elif text[at] == "\\" and at + 1 < len(text):
+        found = 2, re.escape(text[at + 1])
+    elif closing > 0:
         inner = text[at + 1 : closing].replace("\\", "\\\\")
-        return closing + 1 - at, f"[{'^' + inner[1:] if inner[0] in '!^' else inner}]"
-    return 1, re.escape(char)
+        found = closing + 1 - at, f"[{'^' + inner[1:] if inner[0] in '!^' else inner}]"
+    else:
+        found = 1, re.escape(text[at])
+    return found
