@@ -1,0 +1,61 @@
+"""What the verbs share: options that read the same everywhere, Ctrl-C, JSON on stdout."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from enum import Enum
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+import typer
+
+__all__ = ["Events", "Json", "Quiet", "RepoType", "Revision", "Token", "echo_json", "interruptible"]
+
+P = ParamSpec("P")
+
+
+class Kind(str, Enum):
+    """Kinds of repos that hold checkpoints."""
+
+    model = "model"
+
+
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit; main where it is not given.")]
+Token = Annotated[str | None, typer.Option(help="A User Access Token; otherwise HF_TOKEN or `hf auth login`.")]
+RepoType = Annotated[Kind, typer.Option("--repo-type", help="Models only; taken for likeness to `hf`.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; stdout has the result only.")]
+Events = Annotated[Path | None, typer.Option("--events", metavar="FILE", help="Append each event as a line of JSON.")]
+
+
+def interruptible(note: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Ctrl-C ends the verb with exit status 130 and one line that says `note`: what is left, and what to do."""
+
+    def decorate(verb: Callable[P, None]) -> Callable[P, None]:
+        @wraps(verb)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                verb(*args, **kwargs)
+            except KeyboardInterrupt:
+                typer.echo(f"\nInterrupted: {note}", err=True)
+                raise typer.Exit(130) from None
+
+        return run
+
+    return decorate
+
+
+def echo_json(value: object) -> None:
+    """Print `value` to stdout; dataclasses become objects, paths strings."""
+    typer.echo(json.dumps(value, default=_plain, indent=2, ensure_ascii=False))
+
+
+def _plain(value: object) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return str(value)

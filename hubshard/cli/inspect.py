@@ -1,0 +1,150 @@
+"""`hubshard inspect`: what a checkpoint holds, from its index and headers alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hubshard.cli.common import Json, Revision, Token, echo_json, interruptible
+from hubshard.errors import NotFoundError
+from hubshard.sizes import format_size
+from hubshard.target import RepoTarget, parse_target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hubshard.protocols import Store
+    from hubshard.sources.safetensors import SafetensorsSource
+
+__all__ = ["inspect", "open_source"]
+
+
+@interruptible("nothing was written.")
+def inspect(
+    target: Annotated[str, typer.Argument(help="A directory, a .safetensors file, or org/name[@revision].")],
+    *,
+    revision: Revision = None,
+    variant: Annotated[str | None, typer.Option(help="As in model.fp16.safetensors.")] = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Show shards, dtypes and tensors; reads the index and the header of each shard, no tensor."""
+    source = open_source(target, revision=revision, variant=variant, token=token)
+    overview = _overview(source)
+    if as_json:
+        echo_json(overview)
+    else:
+        _print(overview, tensors=tensors)
+
+
+def open_source(target: str, *, revision: str | None, variant: str | None, token: str | None) -> SafetensorsSource:
+    """The checkpoint that `target` names.
+
+    Raises:
+        NotFoundError: there is no such path, repo or revision.
+    """
+    from hubshard.sources.safetensors import SafetensorsSource
+
+    store, branch, path = _place(parse_target(target), revision, token)
+    at = store.head(branch)
+    if at is None:
+        raise NotFoundError(f"{target} has no revision {branch!r}" if path is None else f"{path} does not exist")
+    return SafetensorsSource(store, at, path=path.name if path and path.is_file() else None, variant=variant)
+
+
+def _place(where: Path | RepoTarget, revision: str | None, token: str | None) -> tuple[Store, str, Path | None]:
+    if isinstance(where, RepoTarget):
+        from hubshard.store.hub import HubStore
+
+        return HubStore(where.repo_id, token=token), revision or where.revision or "main", None
+    from hubshard.store.local import LocalStore
+
+    return LocalStore(where.parent if where.is_file() else where), "main", where
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """One tensor: where it is and what it is."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A checkpoint in figures.
+
+    Attributes:
+        files: bytes per safetensors file.
+        dtypes: bytes of tensors per dtype.
+        parameters: elements in all, packed ones counted as stored.
+        nbytes: bytes of tensors in all.
+        aliases: names that share a stored tensor.
+        notes: what was chosen against something else.
+        tensors: all of them.
+    """
+
+    files: dict[str, int]
+    dtypes: dict[str, int]
+    parameters: int
+    nbytes: int
+    aliases: dict[str, str]
+    notes: tuple[str, ...]
+    tensors: tuple[TensorRow, ...]
+
+
+def _overview(source: SafetensorsSource) -> Overview:
+    files = {piece.tensor: piece.at.path for piece in source.manifest.pieces}
+    specs = source.specs()
+    rows = tuple(TensorRow(spec.name, spec.dtype, spec.shape, spec.nbytes, files[spec.name]) for spec in specs)
+    dtypes: Counter[str] = Counter()
+    for spec in specs:
+        dtypes[spec.dtype] += spec.nbytes
+    return Overview(
+        files={path: source.manifest.files[path].nbytes for path in source.weight_files},
+        dtypes=dict(dtypes.most_common()),
+        parameters=sum(spec.numel for spec in specs),
+        nbytes=sum(spec.nbytes for spec in specs),
+        aliases=dict(source.aliases()),
+        notes=tuple(source.notes),
+        tensors=rows,
+    )
+
+
+def _print(overview: Overview, *, tensors: bool) -> None:
+    from hubshard.cli.tables import print_table
+
+    counts = Counter(row.file for row in overview.tensors)
+    print_table(
+        ("file", ">tensors", ">size"),
+        [(path, f"{counts[path]:,}", format_size(nbytes)) for path, nbytes in overview.files.items()],
+    )
+    of_dtype = Counter(row.dtype for row in overview.tensors)
+    print_table(
+        ("dtype", ">tensors", ">size"),
+        [(dtype, f"{of_dtype[dtype]:,}", format_size(nbytes)) for dtype, nbytes in overview.dtypes.items()],
+    )
+    if tensors:
+        print_table(
+            ("tensor", "dtype", "shape", ">size", "file"),
+            [(row.name, row.dtype, _shape(row.shape), format_size(row.nbytes), row.file) for row in overview.tensors],
+        )
+    typer.echo(
+        f"{len(overview.tensors):,} tensors, {overview.parameters:,} parameters, {format_size(overview.nbytes)} "
+        f"in {len(overview.files)} file(s)"
+    )
+    for alias, name in overview.aliases.items():
+        typer.echo(f"{alias} is {name}")
+    for note in overview.notes:
+        typer.echo(note, err=True)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"

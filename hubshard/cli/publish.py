@@ -1,0 +1,138 @@
+"""`hubshard publish`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hubshard.cli.common import Events, Json, Kind, Quiet, RepoType, Token, echo_json, interruptible
+from hubshard.sizes import format_size
+
+if TYPE_CHECKING:
+    from hubshard.publish import Published
+
+__all__ = ["publish"]
+
+
+class Staging(str, Enum):
+    """Where finished shards wait for the one commit."""
+
+    branch = "branch"
+    none = "none"
+
+
+@interruptible("readers see nothing of this publish; run the same command again, it goes on from the finished shards.")
+def publish(
+    source: Annotated[str, typer.Argument(help="A directory or file of safetensors, or org/name[@revision].")],
+    repo: Annotated[str, typer.Argument(help="org/name on the Hub; made if it does not exist.")],
+    *,
+    revision: Annotated[str, typer.Option(help="Branch to publish to.")] = "main",
+    max_shard_size: Annotated[str, typer.Option(help="Bound per shard, header included: 5GB, 512MiB.")] = "5GB",
+    variant: Annotated[str | None, typer.Option(help="As in model.fp16.safetensors.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Cast floating tensors, e.g. to bfloat16; needs torch.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Tag the new commit.")] = None,
+    move_tag: Annotated[bool, typer.Option("--move-tag", help="The tag may exist already and is moved.")] = False,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
+    private: Annotated[
+        bool | None, typer.Option("--private/--public", help="Visibility of a repo that is made.")
+    ] = None,
+    expected_head: Annotated[str | None, typer.Option(help="Refuse unless the branch is at this commit.")] = None,
+    message: Annotated[str | None, typer.Option("--commit-message", "--message", "-m", help="Title.")] = None,
+    include: Annotated[list[str] | None, typer.Option(help="Patterns of other files to take along.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Patterns of files to leave behind.")] = None,
+    staging: Annotated[
+        Staging, typer.Option(help="branch: finished shards are kept, so that a killed run goes on anywhere.")
+    ] = Staging.branch,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the shard plan; touch nothing.")] = False,
+    token: Token = None,
+    repo_type: RepoType = Kind.model,  # noqa: ARG001 - there is one kind
+    as_json: Json = False,
+    quiet: Quiet = False,
+    events: Events = None,
+) -> None:
+    """Publish a model in shards: one commit that readers see whole or not at all."""
+    from hubshard.cli.progress import reporting
+    from hubshard.publish import push_to_hub
+
+    with reporting(quiet=quiet or as_json, events=events) as on_event:
+        published = push_to_hub(
+            source,
+            repo,
+            revision=revision,
+            max_shard_size=max_shard_size,
+            variant=variant,
+            dtype=dtype,
+            tag=tag,
+            move_tag=move_tag,
+            create_pr=create_pr,
+            private=private,
+            expected_head=expected_head,
+            message=message,
+            include=include or (),
+            exclude=exclude or (),
+            staging="branch" if staging is Staging.branch else "none",
+            dry_run=dry_run,
+            token=token,
+            on_event=on_event,
+        )
+    if as_json:
+        echo_json(_record(published))
+    elif dry_run:
+        _print_plan(published)
+    elif quiet:
+        typer.echo(published.pr_url or published.url)
+    else:
+        _print_summary(published)
+
+
+def _record(published: Published) -> dict[str, object]:
+    return {
+        "commit": published.commit,
+        "url": published.url,
+        "pr_url": published.pr_url,
+        "tag": published.tag,
+        "changed": published.changed,
+        "shards": [
+            {"path": shard.path, "nbytes": shard.nbytes, "tensors": [spec.name for spec in shard.specs]}
+            for shard in published.plan.shards
+        ],
+        "total_bytes": published.total_bytes,
+        "sent_bytes": published.sent_bytes,
+        "skipped_bytes": published.skipped_bytes,
+        "deleted": published.deleted,
+    }
+
+
+def _print_plan(published: Published) -> None:
+    from hubshard.cli.tables import print_table
+
+    plan = published.plan
+    rows = [
+        (shard.path, f"{len(shard.specs):,}", format_size(shard.nbytes), shard.specs[0].name, shard.specs[-1].name)
+        for shard in plan.shards
+    ]
+    print_table(("shard", ">tensors", ">size", "first tensor", "last tensor"), rows)
+    typer.echo(
+        f"{len(plan.shards)} shard(s), {format_size(plan.nbytes)}; with all other files {format_size(published.total_bytes)}"
+    )
+    for name in plan.oversized:
+        typer.echo(f"{name} alone is larger than the bound and has a shard of its own", err=True)
+    typer.echo("Dry run: nothing was written.", err=True)
+
+
+def _print_summary(published: Published) -> None:
+    if not published.changed:
+        typer.echo(f"Unchanged: {published.url} holds all of it already")
+        return
+    typer.echo(published.pr_url or published.url)
+    sizes = (
+        f"{published.shards} shard(s), {format_size(published.total_bytes)} in all: "
+        f"{format_size(published.sent_bytes)} sent, {format_size(published.skipped_bytes)} were there already"
+    )
+    typer.echo(sizes)
+    if published.deleted:
+        typer.echo(f"{len(published.deleted)} stale weight file(s) removed: {', '.join(published.deleted)}")
+    if published.tag:
+        typer.echo(f"tagged {published.tag}")

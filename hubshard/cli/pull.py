@@ -1,0 +1,49 @@
+"""`hubshard pull`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hubshard.cli.common import Events, Json, Kind, Quiet, RepoType, Revision, Token, echo_json, interruptible
+
+__all__ = ["pull"]
+
+
+@interruptible("no half file is shown; run the same command again, it goes on from the bytes that have arrived.")
+def pull(
+    repo: Annotated[str, typer.Argument(help="org/name[@revision]")],
+    *,
+    revision: Revision = None,
+    local_dir: Annotated[Path | None, typer.Option(help="A directory; the Hugging Face cache by default.")] = None,
+    cache_dir: Annotated[Path | None, typer.Option(help="Another cache than that of HF_HOME.")] = None,
+    include: Annotated[list[str] | None, typer.Option(help="Patterns of files to take.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Patterns of files to leave.")] = None,
+    token: Token = None,
+    repo_type: RepoType = Kind.model,  # noqa: ARG001 - there is one kind
+    as_json: Json = False,
+    quiet: Quiet = False,
+    events: Events = None,
+) -> None:
+    """Fetch a model: resumed after a kill, every file checked by its SHA-256. Prints where it is."""
+    from hubshard.cli.progress import reporting
+    from hubshard.fetch import pull as fetch
+
+    repo_id, _, at = repo.removeprefix("hf://").partition("@")
+    with reporting(quiet=quiet or as_json, events=events) as on_event:
+        path = fetch(
+            repo_id,
+            revision=revision or at or None,
+            local_dir=local_dir,
+            include=include,
+            exclude=exclude,
+            cache_dir=cache_dir,
+            token=token,
+            on_event=on_event,
+        )
+    if as_json:
+        echo_json({"path": path})
+    else:
+        typer.echo(path)
