@@ -1,0 +1,175 @@
+"""Fixtures for all tests: an embedded Hub in a process of its own, and clients in processes of theirs.
+
+Name the type of the fixtures with ``if TYPE_CHECKING: from tests.conftest import Hub``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+from hubshard.hubserver import Settings, gc, process, stop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hubshard.hubserver import GcReport
+
+__all__ = ["TOKEN", "Hub", "StartHub"]
+
+TOKEN = "hf_test"
+"""What clients send unless told otherwise; a Hub without tokens takes it as it takes any."""
+
+_CLIENT_SECONDS = 240
+
+
+class Hub:
+    """An embedded Hub under test. Its address stays the same over :meth:`restart`."""
+
+    def __init__(self, root: Path, home: Path, settings: Settings | None = None) -> None:
+        self.root = root
+        self.home = home
+        self.settings = settings or Settings()
+        self._process, self.url = process(root, settings=self.settings)
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End the server with SIGKILL, as a crash would."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """End the server in good order; again is fine."""
+        stop(self._process)
+
+    def restart(self) -> None:
+        """Start it again where it was, after :meth:`kill`, :meth:`stop` or neither."""
+        port = self.port
+        self.stop()
+        self._process, self.url = process(self.root, port=port, settings=self.settings)
+
+    def counters(self, repo: str | None = None) -> Any:
+        """What the server counted: in all, or of one repo (``models/ns/name``), where nothing is zeros."""
+        found = json.loads(self.request("GET", "/-/counters"))
+        return found if repo is None else found["repos"].get(repo, dict.fromkeys(found["total"], 0))
+
+    def reset_counters(self) -> None:
+        """Count from zero again."""
+        self.request("DELETE", "/-/counters")
+
+    def request(self, method: str, path: str) -> bytes:
+        """The body of the answer to a plain request, whatever its status."""
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+            connection.request(method, path)
+            return connection.getresponse().read()
+
+    def gc(self, grace_seconds: float = 0) -> GcReport:
+        """Collect garbage, from this process, beside the server."""
+        return gc(self.root, grace_seconds)
+
+    def client_env(self, home: Path | None = None, *, token: str = TOKEN, xet: bool = True) -> dict[str, str]:
+        """The environment of a client: this Hub, its own ``HF_HOME``, nothing of the user's."""
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING", "HUBSHARD"))}
+        env |= {
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(home or self.home),
+            "HF_TOKEN": token,
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
+        if not xet:
+            env["HF_HUB_DISABLE_XET"] = "1"
+        return env
+
+    def client(
+        self,
+        code: str,
+        *arguments: str | Path,
+        home: Path | None = None,
+        token: str = TOKEN,
+        xet: bool = True,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> str:
+        """Run Python code as a client, in a process of its own; what it printed.
+
+        The code finds ``arguments`` in ``sys.argv[1:]``; it fails the test when it fails.
+        """
+        done = self.try_client(code, *arguments, home=home, token=token, xet=xet, env=env, cwd=cwd)
+        assert done.returncode == 0, f"client failed ({done.returncode}):\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def try_client(
+        self,
+        code: str,
+        *arguments: str | Path,
+        home: Path | None = None,
+        token: str = TOKEN,
+        xet: bool = True,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """As :meth:`client`, for code that may fail."""
+        command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+        full_env = self.client_env(home, token=token, xet=xet) | dict(env or {})
+        return subprocess.run(
+            command, env=full_env, cwd=cwd, capture_output=True, text=True, timeout=_CLIENT_SECONDS, check=False
+        )
+
+
+class StartHub(Protocol):
+    """Starts a Hub with an operator's choices; it is stopped when the test ends."""
+
+    def __call__(self, settings: Settings | None = None, *, root: Path | None = None) -> Hub: ...
+
+
+@contextmanager
+def _hub_under(folder: Path, settings: Settings | None = None, root: Path | None = None) -> Iterator[Hub]:
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Hub(root or folder / "hub", folder / "home", settings)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    """A fresh Hub where everybody may do everything."""
+    with _hub_under(tmp_path / "hub-under-test") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def module_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    """One such Hub for all tests of a module, for those that use repos of their own."""
+    with _hub_under(tmp_path_factory.mktemp("module-hub")) as made:
+        yield made
+
+
+@pytest.fixture
+def start_hub(tmp_path: Path) -> Iterator[StartHub]:
+    """Starts Hubs with tokens, small pages, small parts, …"""
+    with ExitStack() as stack:
+
+        def start(settings: Settings | None = None, *, root: Path | None = None) -> Hub:
+            number = len(list(tmp_path.glob("hub-*")))
+            return stack.enter_context(_hub_under(tmp_path / f"hub-{number}", settings, root))
+
+        yield start
