@@ -1,0 +1,240 @@
+"""Bringing the bytes of wanted boxes to where they belong, in few, bounded reads from several threads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Protocol
+
+from hubshard.engine import run
+from hubshard.errors import FormatError, IntegrityError
+from hubshard.manifest import Manifest
+from hubshard.plan import Copy, Read, plan_reads
+from hubshard.protocols import Revision, Source, Store
+from hubshard.tensors import Box, TensorSpec
+
+__all__ = [
+    "LOCAL",
+    "REMOTE",
+    "BytesTarget",
+    "FileReader",
+    "Job",
+    "Policy",
+    "Reader",
+    "SourceReader",
+    "Target",
+    "execute",
+    "read_box",
+    "single_run",
+]
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How reads are cut and how many run at once.
+
+    Attributes:
+        max_gap_bytes: bytes nobody wants that are read through rather than skipped.
+        max_read_bytes: bound per read (bytes).
+        budget_bytes: of all reads in flight.
+        workers: threads.
+    """
+
+    max_gap_bytes: int
+    max_read_bytes: int
+    budget_bytes: int
+    workers: int
+
+
+LOCAL = Policy(max_gap_bytes=64 * 2**10, max_read_bytes=8 * _MIB, budget_bytes=64 * _MIB, workers=4)
+"""For disks: a gap of this size costs about as much as one more read."""
+REMOTE = Policy(max_gap_bytes=_MIB, max_read_bytes=8 * _MIB, budget_bytes=192 * _MIB, workers=16)
+"""For networks: a request costs tens of milliseconds, and one connection does not fill the line."""
+
+
+class Target(Protocol):
+    """Where the bytes of one wanted box go."""
+
+    def place(self, copy: Copy, nbytes: int) -> memoryview | None:
+        """The memory that a read of `nbytes` bytes, wanted for `copy` alone, may fill itself; None where it may not."""
+
+    def take(self, copy: Copy, raw: memoryview) -> None:
+        """Put the bytes of `copy` in their place; `raw` is what was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One bounded read and what becomes of it; `work` returns the bytes it read."""
+
+    nbytes: int
+    work: Callable[[], int]
+
+
+class Reader(Protocol):
+    """Something that tensors are read from."""
+
+    @property
+    def policy(self) -> Policy:
+        """How it is best read."""
+
+    def jobs(self, wanted: Mapping[str, Box], targets: Mapping[str, Target]) -> Iterator[Job]:
+        """The reads that fill `targets` with the boxes in `wanted`."""
+
+
+def execute(jobs: Iterable[Job], policy: Policy) -> int:
+    """Do all jobs, at most `policy.budget_bytes` in flight; the bytes that were read."""
+    some = list(jobs)
+    if len(some) == 1:  # no thread for a single read
+        return some[0].work()
+    return sum(
+        run(
+            some,
+            cost=lambda job: job.nbytes,
+            work=lambda job: job.work(),
+            budget_bytes=policy.budget_bytes,
+            workers=min(policy.workers, max(1, len(some))),
+        )
+    )
+
+
+@dataclass(frozen=True)
+class FileReader:
+    """Reads exact ranges of files, in the order of their offsets, neighbours together.
+
+    Attributes:
+        store: where the files lie.
+        at: the revision to read.
+        manifest: which bytes are what.
+        policy: how the store is best read.
+    """
+
+    store: Store
+    at: Revision
+    manifest: Manifest
+    policy: Policy
+
+    def jobs(self, wanted: Mapping[str, Box], targets: Mapping[str, Target]) -> Iterator[Job]:
+        """The reads that fill `targets` with the boxes in `wanted`."""
+        filled = {name: box for name, box in wanted.items() if box.numel}
+        plan = plan_reads(
+            self.manifest,
+            filled,
+            max_gap_bytes=self.policy.max_gap_bytes,
+            max_read_bytes=self.policy.max_read_bytes,
+        )
+        for read in plan.reads:
+            yield Job(read.nbytes, partial(self._read, read, targets))
+
+    def _read(self, read: Read, targets: Mapping[str, Target]) -> int:
+        if len(read.copies) == 1:
+            (copy,) = read.copies
+            place = targets[copy.tensor].place(copy, read.nbytes)
+            if place is not None:
+                self.store.read(self.at, read.path, read.start, read.stop, place)
+                return read.nbytes
+        raw = memoryview(bytearray(read.nbytes))
+        self.store.read(self.at, read.path, read.start, read.stop, raw)
+        for copy in read.copies:
+            targets[copy.tensor].take(copy, raw)
+        return read.nbytes
+
+
+@dataclass(frozen=True)
+class SourceReader:
+    """Reads from any Source, in bounded blocks.
+
+    Attributes:
+        source: what is read.
+        specs: its tensors by name.
+        policy: how it is best read.
+    """
+
+    source: Source
+    specs: Mapping[str, TensorSpec]
+    policy: Policy
+
+    def jobs(self, wanted: Mapping[str, Box], targets: Mapping[str, Target]) -> Iterator[Job]:
+        """The reads that fill `targets` with the boxes in `wanted`."""
+        for name, box in wanted.items():
+            bits = self.specs[name].bits
+            start = 0
+            for block in box.blocks(bits=bits, max_bytes=self.policy.max_read_bytes):
+                nbytes = block.numel * bits // 8
+                if nbytes:
+                    copy = _copy_of_block(name, block.shape, box.shape, bits, start)
+                    yield Job(nbytes, partial(self._read, block, copy, targets[name], nbytes))
+                start += nbytes
+
+    def _read(self, block: Box, copy: Copy, target: Target, nbytes: int) -> int:
+        # a memoryview of a read-only buffer is only ever read from
+        raw = memoryview(self.source.read(copy.tensor, block)).cast("B")
+        if raw.nbytes != nbytes:
+            raise IntegrityError(
+                f"tensor {copy.tensor!r}: the source gave {raw.nbytes} bytes for {block.shape}, not {nbytes}"
+            )
+        target.take(copy, raw)
+        return nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class BytesTarget:
+    """Plain memory that takes the row-major bytes of a box."""
+
+    into: memoryview
+
+    def place(self, copy: Copy, nbytes: int) -> memoryview | None:
+        """The memory itself, where the read is one contiguous part of the box."""
+        run_of = single_run(copy)
+        if run_of is None or run_of[0] or run_of[2] != nbytes:
+            return None
+        return self.into[run_of[1] : run_of[1] + nbytes]
+
+    def take(self, copy: Copy, raw: memoryview) -> None:
+        """Copy run by run."""
+        for source, target, nbytes in copy.runs():
+            self.into[target : target + nbytes] = raw[source : source + nbytes]
+
+
+def read_box(reader: Reader, spec: TensorSpec, box: Box) -> bytearray:
+    """The row-major little-endian bytes of `box`.
+
+    Raises:
+        FormatError: the box lies outside the tensor, or a packed dtype does not fall on whole bytes there.
+    """
+    inside = len(box.offset) == len(box.shape) == len(spec.shape) and min((*box.offset, *box.shape, 0)) >= 0
+    if not inside or box not in spec.box:
+        raise FormatError(f"box {box.offset}+{box.shape} lies outside tensor {spec.name!r} of shape {spec.shape}")
+    buffer = bytearray(math.ceil(box.numel * spec.bits / 8))
+    execute(reader.jobs({spec.name: box}, {spec.name: BytesTarget(memoryview(buffer))}), reader.policy)
+    return buffer
+
+
+def single_run(copy: Copy) -> tuple[int, int, int] | None:
+    """The copy as one run of bytes (from where, to where, how many), or None where it is several."""
+    runs = list(islice(copy.runs(), 2))
+    return runs[0] if len(runs) == 1 else None
+
+
+def row_major_strides(shape: tuple[int, ...], bits: int) -> tuple[int, ...]:
+    """Bits from one element to the next, per dimension."""
+    strides = [bits] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * shape[dim + 1]
+    return tuple(strides)
+
+
+def _copy_of_block(name: str, shape: tuple[int, ...], within: tuple[int, ...], bits: int, start: int) -> Copy:
+    return Copy(
+        tensor=name,
+        shape=shape,
+        bits=bits,
+        source=0,
+        source_strides=row_major_strides(shape, bits),
+        target=start,
+        target_strides=row_major_strides(within, bits),
+    )

@@ -1,0 +1,69 @@
+"""The torch dtypes of the safetensors codes. Imports torch when it is called, not before."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from hubshard.errors import FormatError
+from hubshard.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["code_of", "torch_dtype", "torch_shape"]
+
+_NAMES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F4": "float4_e2m1fn_x2",
+}
+
+
+def torch_dtype(spec: TensorSpec) -> torch.dtype:
+    """The torch dtype of a stored tensor.
+
+    Raises:
+        FormatError: the installed torch has none.
+    """
+    dtype = _table().get(spec.dtype)
+    if dtype is None:
+        raise FormatError(
+            f"tensor {spec.name!r} has dtype {spec.dtype}, which this torch does not have",
+            hint="read its bytes with .read(box)",
+        )
+    return dtype
+
+
+def torch_shape(spec: TensorSpec) -> tuple[int, ...]:
+    """The shape that torch gives a stored tensor: two packed F4 elements are one of `float4_e2m1fn_x2`."""
+    return (*spec.shape[:-1], spec.shape[-1] // 2) if spec.dtype == "F4" and spec.shape else spec.shape
+
+
+def code_of(dtype: torch.dtype) -> str | None:
+    """The safetensors code of a torch dtype, or None where the format has none."""
+    return next((code for code, known in _table().items() if known == dtype), None)
+
+
+@cache
+def _table() -> dict[str, torch.dtype]:
+    import torch  # noqa: PLC0415  # slow, and optional
+
+    return {code: getattr(torch, name) for code, name in _NAMES.items() if hasattr(torch, name)}
