@@ -1,0 +1,154 @@
+"""A model in memory, taken apart: the tensors to store, and the small files that go with them.
+
+What a transformers model gives is what its `save_pretrained` would write, key by key and byte by byte, but nothing is
+written to disk besides small files in a temporary directory.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hubshard.errors import FormatError
+from hubshard.sources.card import model_card
+from hubshard.sources.packed import logical_parameters
+from hubshard.sources.state_dict import StateDictSource
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["ModelParts", "parts_of"]
+
+_MAX_FILE_BYTES = 256 * 2**20
+_WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
+_COMPILED = "_orig_mod."
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """What is published of an object.
+
+    Attributes:
+        state_dict: tensors by the names they are stored under; tied names share their tensor.
+        keep: of tied names, those that are stored.
+        files: further files by path.
+        default_files: files for a repo that lacks them, such as a model card.
+        metadata: for the header of every shard.
+        total_parameters: as the index tells; None to count what is stored.
+    """
+
+    state_dict: Mapping[str, Any] = field(default_factory=dict)
+    keep: frozenset[str] = frozenset()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    default_files: Mapping[str, bytes] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    total_parameters: int | None = None
+
+
+def parts_of(obj: Any, *companions: Any) -> ModelParts:
+    """Take a model apart.
+
+    Args:
+        obj: an `nn.Module`, bare or within torch.compile or DistributedDataParallel; a transformers model; or a
+            transformers tokenizer, processor or config, which has no tensors.
+        companions: tokenizers, processors or configs whose files go along.
+
+    Raises:
+        FormatError: an object of another kind, a model that cannot be stored as it stands, or two companions with
+            different files of one name.
+    """
+    model = _unwrapped(obj)
+    if _is_a(model, "transformers.modeling_utils", "PreTrainedModel"):
+        parts = _transformers_parts(model)
+    elif _is_a(model, "torch.nn.modules.module", "Module"):
+        parts = _module_parts(model)
+    else:
+        parts = ModelParts(files=_files_of(model))
+    files = dict(parts.files)
+    for companion in companions:
+        for path, data in _files_of(companion).items():
+            if files.setdefault(path, data) != data:
+                raise FormatError(f"{path}: {type(companion).__name__} writes another one than what it goes along with")
+    return ModelParts(parts.state_dict, parts.keep, files, parts.default_files, parts.metadata, parts.total_parameters)
+
+
+def _is_a(obj: Any, module: str, name: str) -> bool:
+    # by name, so that neither torch nor transformers is imported to look at something else
+    return any((cls.__module__, cls.__name__) == (module, name) for cls in type(obj).__mro__)
+
+
+def _unwrapped(obj: Any) -> Any:
+    while type(obj).__name__ in _WRAPPERS and type(obj).__module__.startswith("torch."):
+        obj = getattr(obj, _WRAPPERS[type(obj).__name__])
+    kind = type(obj)
+    if kind.__name__ == "FullyShardedDataParallel":
+        raise FormatError(
+            "the model is wrapped in FullyShardedDataParallel, and each rank holds a part",
+            hint="gather it with get_model_state_dict (full_state_dict=True), and give the state dict",
+        )
+    if kind.__module__.partition(".")[0] == "peft" or getattr(obj, "_hf_peft_config_loaded", False):
+        raise FormatError(
+            f"{kind.__name__} has a PEFT adapter loaded",
+            hint="merge it into the weights (merge_and_unload), or publish the adapter with its own push_to_hub",
+        )
+    return obj
+
+
+def _module_parts(module: nn.Module) -> ModelParts:
+    state_dict = _state_dict(module)
+    total = sum(parameter.numel() for parameter in module.parameters())
+    card = model_card(type(module).__name__, library="pytorch", parameters=total)
+    return ModelParts(state_dict, default_files={"README.md": card}, total_parameters=total)
+
+
+def _state_dict(module: nn.Module) -> dict[str, Any]:
+    # submodules that were compiled on their own carry the name of their wrapper
+    state_dict = module.state_dict()
+    renamed = {name.replace(_COMPILED, ""): value for name, value in state_dict.items()}
+    if len(renamed) != len(state_dict):
+        raise FormatError(f"{type(module).__name__}: two names differ only by the {_COMPILED!r} of a compiled module")
+    return renamed
+
+
+def _transformers_parts(model: Any) -> ModelParts:
+    from hubshard.sources.transformers_model import weights_of, write_files  # noqa: PLC0415  # imports transformers
+
+    state_dict, keep, metadata = weights_of(model, _state_dict(model))
+    files = _written(lambda folder: write_files(model, folder))
+    specs = StateDictSource(state_dict, keep=keep).specs()
+    total = logical_parameters(specs, json.loads(files["config.json"]))
+    total = model.num_parameters() if total is None else total
+    tags = [str(tag) for tag in getattr(model, "model_tags", None) or ()]
+    card = model_card(type(model).__name__, library="transformers", parameters=total, tags=tags)
+    return ModelParts(state_dict, keep, files, {"README.md": card}, metadata, total)
+
+
+def _files_of(obj: Any) -> dict[str, bytes]:
+    """What a tokenizer, processor or config writes."""
+    if not _is_a(obj, "transformers.utils.hub", "PushToHubMixin") or _is_a(
+        obj, "transformers.modeling_utils", "PreTrainedModel"
+    ):
+        raise FormatError(
+            f"a {type(obj).__name__} cannot be published",
+            hint="give a directory, a state dict, an nn.Module, or a transformers model, tokenizer or processor",
+        )
+    return _written(obj.save_pretrained)
+
+
+def _written(write: Callable[[Path], object]) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory(prefix="hubshard-") as folder:
+        root = Path(folder)
+        write(root)
+        paths = sorted(path for path in root.rglob("*") if path.is_file())
+        return {path.relative_to(root).as_posix(): _small(path) for path in paths}
+
+
+def _small(path: Path) -> bytes:
+    nbytes = path.stat().st_size
+    if nbytes > _MAX_FILE_BYTES:
+        raise FormatError(f"{path.name} has {nbytes} bytes, too many for a file that goes along with a model")
+    return path.read_bytes()
