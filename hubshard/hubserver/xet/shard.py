@@ -29,7 +29,8 @@ _TERM = struct.Struct("<32sIIII")
 _HASH_RECORD = struct.Struct("<32s16x")
 _XORB = struct.Struct("<32sIIII")
 _CHUNK = struct.Struct("<32sII8x")
-_FOOTER = struct.Struct("<QQQ48x32sQQ72xQ")
+# Version, where the files and the xorbs start, (start, count) of three lookup tables, key, times, footer's start.
+_FOOTER = struct.Struct("<3Q6Q32sQQ72xQ")
 _FOOTER_VERSION = 1
 _BOOKEND = b"\xff" * HASH_BYTES + bytes(_RECORD_BYTES - HASH_BYTES)
 _WITH_VERIFICATION = 1 << 31
@@ -132,7 +133,10 @@ def build_dedup_shard(xorbs: Sequence[tuple[bytes, XorbIndex]], *, created: int,
     xorb_section = b"".join(_xorb_records(xorb, index) for xorb, index in xorbs) + _BOOKEND
     xorbs_at = len(header) + len(_BOOKEND)
     footer_at = xorbs_at + len(xorb_section)
-    footer = _FOOTER.pack(_FOOTER_VERSION, len(header), xorbs_at, bytes(HASH_BYTES), created, expires, footer_at)
+    # The tables may be empty, yet their place must be right: the xorbs are what lies before them.
+    tables = (footer_at, 0) * 3
+    sections = (len(header), xorbs_at, *tables)
+    footer = _FOOTER.pack(_FOOTER_VERSION, *sections, bytes(HASH_BYTES), created, expires, footer_at)
     return header + _BOOKEND + xorb_section + footer
 
 

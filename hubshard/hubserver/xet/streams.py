@@ -31,22 +31,25 @@ async def receive(
     Raises:
         ApiError: 413: the body is larger than `max_bytes`.
     """
-    nbytes, held = 0, bytearray()
+    nbytes = held_bytes = 0
+    held: list[bytes] = []
     writing: asyncio.Task[None] | None = None
     try:
         async for part in body:
             nbytes += len(part)
             if nbytes > max_bytes:
                 raise ApiError(413, f"the body has more than {max_bytes} bytes")
-            held += part
-            if len(held) >= _PIECE_BYTES:
+            held.append(part)
+            held_bytes += len(part)
+            if held_bytes >= _PIECE_BYTES:
                 if writing is not None:
                     await writing
-                writing, held = asyncio.create_task(state.run(write, bytes(held))), bytearray()
+                writing = asyncio.create_task(state.run(write, b"".join(held)))
+                held, held_bytes = [], 0
     finally:
         if writing is not None:
             await writing
-    await state.run(write, bytes(held))
+    await state.run(write, b"".join(held))
     return nbytes
 
 

@@ -135,7 +135,7 @@ class ChunkParser:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._pending = bytearray()
+        self._pending = b""
         self._footer = False
         self._hashes = bytearray()
         self._packed_ends = array("I")
@@ -154,11 +154,10 @@ class ChunkParser:
         """
         if self._footer:
             return memoryview(b"")
-        self._pending += data
-        ready = bytes(self._pending)
-        used = self._take_chunks(memoryview(ready))
-        del self._pending[:used]
-        return memoryview(ready)[:used]
+        ready = memoryview(self._pending + data)
+        used = self._take_chunks(ready)
+        self._pending = bytes(ready[used:])
+        return ready[:used]
 
     def finish(self) -> XorbIndex:
         """The index, once all bytes were fed.
