@@ -25,6 +25,7 @@ app = typer.Typer(
     help="Publish models to the Hugging Face Hub in shards, pull them back, look into them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # help texts hold brackets that are no markup
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(publish)

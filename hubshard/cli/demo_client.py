@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.hf_api import RepoFile
 from safetensors import deserialize
 
 
@@ -20,7 +21,7 @@ def list_repo(repo_id: str) -> dict[str, object]:
     files = {
         item.path: [item.size, item.lfs.sha256 if item.lfs else item.blob_id]
         for item in api.list_repo_tree(repo_id, recursive=True)
-        if hasattr(item, "size")
+        if isinstance(item, RepoFile)
     }
     branches = {branch.name: branch.target_commit for branch in api.list_repo_refs(repo_id).branches}
     return {"head": branches["main"], "branches": sorted(branches), "files": files}
@@ -41,7 +42,7 @@ def tensor_hashes(folder: Path) -> dict[str, str]:
     return {
         name: hashlib.sha256(tensor["data"]).hexdigest()
         for file in sorted(names)
-        for name, tensor in deserialize((folder / file).read_bytes())
+        for name, tensor in deserialize((folder / file).read_bytes())  # type: ignore[no-untyped-call]
     }
 
 
@@ -50,8 +51,8 @@ def embed(folders: list[str]) -> list[str]:
     import torch
     from transformers import AutoModel, logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     digests = []
     for folder in folders:
         model = AutoModel.from_pretrained(folder).eval()

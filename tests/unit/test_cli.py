@@ -1,0 +1,129 @@
+"""The command line without a Hub: usage, errors, exit status, what goes to stdout and what to stderr."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hubshard import __version__
+from hubshard.header import encode_header
+from hubshard.tensors import TensorSpec
+
+
+def _hubshard(*arguments: str, code: str = "from hubshard.cli import main; main()") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, encoding="utf-8", check=False
+    )
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    specs = [TensorSpec("b[0].weight", "BF16", (3, 4)), TensorSpec("a", "F32", (5,)), TensorSpec("n", "I64", ())]
+    raw = encode_header(specs, {"format": "pt", "head": "a"}) + bytes(range(24 + 20 + 8))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(raw)
+    return tmp_path / "model"
+
+
+def test_the_version_goes_to_stdout() -> None:
+    done = _hubshard("--version")
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, __version__, "")
+
+
+@pytest.mark.parametrize(
+    "verb", [[], ["publish"], ["pull"], ["inspect"], ["demo"], ["hub"], ["hub", "serve"], ["hub", "gc"]]
+)
+def test_every_verb_explains_itself(verb: list[str]) -> None:
+    done = _hubshard(*verb, "--help")
+    assert done.returncode == 0
+    assert "Usage:" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["publish"], ["publish", "here", "org/name", "--staging", "somewhere"], ["nonsense"], ["pull", "--no"]],
+)
+def test_wrong_usage_exits_with_2_and_says_so_on_stderr(arguments: list[str]) -> None:
+    done = _hubshard(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Error" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_known_error_is_one_line_and_a_hint_without_a_traceback(tmp_path: Path) -> None:
+    done = _hubshard("inspect", str(tmp_path / "nothing"))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("Error: ")
+    assert "nothing" in error
+    assert hint.startswith("Hint: ")
+
+
+def test_a_pickled_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"PK\x03\x04" + bytes(100))
+    done = _hubshard("inspect", str(tmp_path))
+    assert done.returncode == 1
+    assert "model.safetensors" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_optional_package_is_named_with_the_extra_that_brings_it() -> None:
+    code = (
+        "import sys\nclass Refuse:\n    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] == 'starlette': raise ModuleNotFoundError(name=name)\n"
+        "sys.meta_path.insert(0, Refuse())\nfrom hubshard.cli import main\nmain()"
+    )
+    done = _hubshard("hub", "serve", "--root", "unused", code=code)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["Error: this needs the package starlette", 'Hint: pip install "hubshard[hub]"']
+
+
+def test_inspect_shows_files_dtypes_and_totals(model: Path) -> None:
+    done = _hubshard("inspect", str(model))
+    assert done.returncode == 0, done.stderr
+    assert "model.safetensors" in done.stdout
+    assert "3 tensors, 18 parameters, 52 B in 1 file(s)" in done.stdout
+    assert "head is a" in done.stdout
+    assert "b[0].weight" not in done.stdout
+
+
+def test_inspect_lists_tensors_with_names_that_hold_brackets(model: Path) -> None:
+    done = _hubshard("inspect", str(model), "--tensors")
+    row = next(line for line in done.stdout.splitlines() if "b[0].weight" in line)
+    assert row.split() == ["b[0].weight", "BF16", "3x4", "24", "B", "model.safetensors"]
+    assert "scalar" in done.stdout
+
+
+def test_inspect_as_json_is_for_machines(model: Path) -> None:
+    report = json.loads(_hubshard("inspect", str(model), "--json").stdout)
+    assert report["files"] == {"model.safetensors": (model / "model.safetensors").stat().st_size}
+    assert report["dtypes"] == {"BF16": 24, "F32": 20, "I64": 8}
+    assert report["parameters"] == 18
+    assert report["aliases"] == {"head": "a"}
+    rows = {row["name"]: row for row in report["tensors"]}
+    assert rows["a"] == {"name": "a", "dtype": "F32", "shape": [5], "nbytes": 20, "file": "model.safetensors"}
+
+
+def test_ctrl_c_exits_with_130_and_one_line() -> None:
+    code = (
+        "import typer\nfrom hubshard.cli.common import interruptible\napp = typer.Typer()\n"
+        "@app.command()\n@interruptible('all is well.')\ndef verb() -> None:\n    raise KeyboardInterrupt\napp()"
+    )
+    done = _hubshard(code=code)
+    assert done.returncode == 130
+    assert done.stderr.split("\n", 1)[1] == "Interrupted: all is well.\n"
+    assert done.stdout == ""
+
+
+def test_gc_of_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    done = _hubshard("hub", "gc", "--root", str(tmp_path / "nothing"))
+    assert done.returncode == 1
+    assert "nothing does not exist" in done.stderr
+    assert not (tmp_path / "nothing").exists()
