@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from hubshard.lazy.checkpoint import Checkpoint, LazyTensor
+from hubshard.lazy.loading import LoadReport, load_into
+from hubshard.lazy.matching import Mismatch
 from hubshard.lazy.opening import open_checkpoint
 
-__all__ = ["Checkpoint", "LazyTensor", "open_checkpoint"]
+__all__ = ["Checkpoint", "LazyTensor", "LoadReport", "Mismatch", "load_into", "open_checkpoint"]

@@ -1,0 +1,262 @@
+"""Filling the parameters and buffers of a module from a checkpoint, with few reads and without a second copy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from hubshard.errors import FormatError
+from hubshard.events import Event, OnEvent, ignore
+from hubshard.lazy.checkpoint import Checkpoint
+from hubshard.lazy.matching import Match, Mismatch, Rename, match
+from hubshard.lazy.module_slots import ModuleSlot, slots_of
+from hubshard.lazy.opening import open_checkpoint
+from hubshard.lazy.placing import TensorTarget
+from hubshard.lazy.reading import Job, Target, execute
+from hubshard.lazy.torch_dtypes import torch_dtype, torch_shape
+from hubshard.protocols import Source
+from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
+from hubshard.tensors import Box, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DeviceMap", "LoadReport", "load_into"]
+
+DeviceMap = str | int | Mapping[str, Any]
+"""A device (what `torch.device` takes) for all, or one per prefix of names; "" is the rest, "meta" is not loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a load did.
+
+    Attributes:
+        missing: names of the module that nothing filled.
+        unexpected: stored names that filled nothing.
+        mismatched: what had another shape or an incompatible dtype, and was left alone.
+        bytes_read: bytes that reads moved.
+        bytes_mapped: bytes that became pages of local files instead.
+    """
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    mismatched: tuple[Mismatch, ...]
+    bytes_read: int
+    bytes_mapped: int
+
+
+def load_into(
+    module: torch.nn.Module,
+    source: str | os.PathLike[str] | Source | Checkpoint,
+    *,
+    prefix: str = "",
+    rename: Rename | None = None,
+    device_map: DeviceMap | None = None,
+    dtype: str | torch.dtype | None = None,
+    strict: bool = True,
+    assign: bool | None = None,
+    revision: str | None = None,
+    variant: str | None = None,
+    token: str | bool | None = None,
+    endpoint: str | None = None,
+    on_event: OnEvent = ignore,
+) -> LoadReport:
+    """Fill a module's parameters and persistent buffers.
+
+    Everything is compared before anything is changed. A parameter that is assigned gets new memory (pages of the file,
+    where it is local, on the CPU and of the stored dtype), and only after all reads succeeded; one that is copied into
+    keeps its memory. Casts go piece by piece, so that no second copy of a tensor is ever held. Of a DTensor, each rank
+    reads its own part. Buffers that are not persistent are left as they are.
+
+    Args:
+        module: any module; its parameters may be on the meta device, or tied.
+        source: what `open_checkpoint` takes, or an open checkpoint, which stays open.
+        prefix: only stored names that begin with it are loaded, under the rest of their name.
+        rename: stored names (without the prefix) to the module's: a table or a function; None skips one.
+        device_map: where parameters go; None leaves them on their device, and takes the CPU for those on meta.
+        dtype: floating parameters become this; None leaves those that are copied into as they are, and gives those that
+            are assigned the stored dtype.
+        strict: anything missing, unexpected or mismatched is an error.
+        assign: give parameters new memory (True), or copy into what they have (False); None assigns those on meta.
+        revision: of a repo.
+        variant: as in `model.fp16.safetensors`.
+        token: for the Hub.
+        endpoint: of the Hub.
+        on_event: is told of progress.
+
+    Raises:
+        FormatError: the checkpoint does not fit and `strict` is set; names what is missing, unexpected or mismatched.
+        NotFoundError: there is no such checkpoint.
+    """
+    code = None if dtype is None else parse_float_dtype(dtype)
+    slots = slots_of(module)
+    opened = (
+        nullcontext(source)
+        if isinstance(source, Checkpoint)
+        else open_checkpoint(source, revision=revision, variant=variant, token=token, endpoint=endpoint)
+    )
+    with opened as checkpoint:
+        matched = _match(slots, checkpoint, prefix, rename)
+        if strict:
+            matched.check()
+        placements = list(_placements(slots, matched, checkpoint, device_map=device_map, code=code, assign=assign))
+        return _load(checkpoint, placements, matched, on_event)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    # a stored tensor on its way into a slot; `into` is what is filled, `device` where it goes in the end
+    slot: ModuleSlot
+    spec: TensorSpec
+    box: Box
+    into: torch.Tensor
+    is_mapped: bool
+    is_new: bool
+    device: torch.device
+
+
+def _match(slots: Sequence[ModuleSlot], checkpoint: Checkpoint, prefix: str, rename: Rename | None) -> Match:
+    return match(
+        [slot.slot for slot in slots],
+        checkpoint.specs,
+        checkpoint.aliases,
+        shape_of=torch_shape,
+        prefix=prefix,
+        rename=rename,
+    )
+
+
+def _placements(
+    slots: Sequence[ModuleSlot],
+    matched: Match,
+    checkpoint: Checkpoint,
+    *,
+    device_map: DeviceMap | None,
+    code: str | None,
+    assign: bool | None,
+) -> Iterator[_Placement]:
+    device_of = _devices(device_map)
+    mapped_names: set[str] = set()
+    for slot, name in zip(slots, matched.stored, strict=True):
+        device = device_of(slot)
+        if name is None or device.type == "meta":
+            continue
+        spec = checkpoint.specs[name]
+        placement = _place(slot, spec, checkpoint, device=device, code=code, assign=assign, mapped_names=mapped_names)
+        if placement.is_mapped:
+            mapped_names.add(name)
+        yield placement
+
+
+def _place(
+    slot: ModuleSlot,
+    spec: TensorSpec,
+    checkpoint: Checkpoint,
+    *,
+    device: torch.device,
+    code: str | None,
+    assign: bool | None,
+    mapped_names: set[str],
+) -> _Placement:
+    import torch  # noqa: PLC0415  # slow, and optional
+
+    local, box = slot.local, slot.box(spec)
+    if assign is False and local.is_meta:
+        raise FormatError(
+            f"{slot.slot.names[0]!r} is on the meta device, which cannot be copied into", hint="assign it"
+        )
+    new = bool(assign) or local.is_meta
+    wanted = torch_dtype(spec) if new else local.dtype
+    if code is not None and spec.dtype in CASTABLE:
+        wanted = getattr(torch, CASTABLE[code])
+    if not new and wanted == local.dtype and device == local.device:
+        return _Placement(slot, spec, box, local, is_mapped=False, is_new=False, device=device)
+    # two parameters of their own must not share the pages of one tensor
+    can_map = checkpoint.mapped is not None and box == spec.box and spec.name not in mapped_names
+    if can_map and device.type == "cpu" and wanted == torch_dtype(spec) and checkpoint.mapped:
+        whole = checkpoint.mapped.tensor(spec)
+        if whole is not None:
+            return _Placement(slot, spec, box, whole, is_mapped=True, is_new=True, device=device)
+    # packed floats are read into CPU memory and moved as a whole
+    memory = torch.device("cpu") if spec.bits < 8 else device
+    shape = torch_shape(TensorSpec(spec.name, spec.dtype, box.shape))
+    into = torch.empty(shape, dtype=wanted, device=memory)
+    return _Placement(slot, spec, box, into, is_mapped=False, is_new=True, device=device)
+
+
+def _devices(device_map: DeviceMap | None) -> Callable[[ModuleSlot], torch.device]:
+    if device_map is None:
+        return lambda slot: slot.default_device
+    if not isinstance(device_map, Mapping):
+        device = _device(device_map)
+        return lambda _: device
+    table = {prefix: _device(device) for prefix, device in device_map.items()}
+
+    def device_of(slot: ModuleSlot) -> torch.device:
+        name = slot.slot.names[0]
+        while name and name not in table:
+            name = name.rpartition(".")[0]
+        if name not in table:
+            raise FormatError(f"device_map says nothing of {slot.slot.names[0]!r}", hint='add "" for the rest')
+        return table[name]
+
+    return device_of
+
+
+def _device(device: Any) -> torch.device:
+    import torch  # noqa: PLC0415  # slow, and optional
+
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise FormatError(f"{device!r} is no device", hint='give one that torch knows, such as "cpu" or 0') from error
+
+
+def _load(checkpoint: Checkpoint, placements: Sequence[_Placement], matched: Match, on_event: OnEvent) -> LoadReport:
+    read = [placement for placement in placements if not placement.is_mapped]
+    mapped = [placement.spec for placement in placements if placement.is_mapped]
+    bytes_mapped = sum(spec.nbytes for spec in mapped)
+    on_event(Event("load", "start", nbytes=bytes_mapped + sum(p.box.numel * p.spec.bits // 8 for p in read)))
+    jobs = [_told(job, on_event) for wanted in _rounds(read) for job in _jobs(checkpoint, wanted)]
+    bytes_read = execute(jobs, checkpoint.reader.policy)
+    if mapped and checkpoint.mapped:
+        checkpoint.mapped.populate(mapped, workers=checkpoint.reader.policy.workers)
+        on_event(Event("load", "received", nbytes=bytes_mapped))
+    for placement in placements:
+        if placement.is_new:
+            placement.slot.put(placement.into.to(placement.device))
+    on_event(Event("load", "end"))
+    return LoadReport(matched.missing, matched.unexpected, matched.mismatched, bytes_read, bytes_mapped)
+
+
+def _rounds(placements: Sequence[_Placement]) -> Iterator[Sequence[_Placement]]:
+    # a plan takes each stored tensor once; what several parameters want is read again for each further one
+    for number in count():
+        seen: dict[str, int] = {}
+        some = []
+        for placement in placements:
+            use = seen[placement.spec.name] = seen.get(placement.spec.name, -1) + 1
+            if use == number:
+                some.append(placement)
+        if not some:
+            return
+        yield some
+
+
+def _jobs(checkpoint: Checkpoint, placements: Sequence[_Placement]) -> Iterator[Job]:
+    targets: dict[str, Target] = {p.spec.name: TensorTarget(p.into, p.spec, p.box) for p in placements}
+    return checkpoint.reader.jobs({p.spec.name: p.box for p in placements}, targets)
+
+
+def _told(job: Job, on_event: OnEvent) -> Job:
+    def work() -> int:
+        nbytes = job.work()
+        on_event(Event("load", "received", nbytes=nbytes))
+        return nbytes
+
+    return Job(job.nbytes, work)
