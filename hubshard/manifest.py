@@ -6,12 +6,13 @@ sharded safetensors checkpoint, a rank's part of an optimizer moment and a DCP c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from hubshard.errors import FormatError
-from hubshard.header import Header
+from hubshard.errors import FormatError, IntegrityError
+from hubshard.header import Header, aliases_in
+from hubshard.index import check_case, check_path
 from hubshard.tensors import Box, TensorSpec
 
 __all__ = ["BLOCK_BYTES", "Extent", "FileDigest", "Manifest", "Piece", "manifest_of_headers"]
@@ -94,8 +95,11 @@ class Manifest:
         """Check that the pieces tile every tensor exactly and lie within their files; returns self.
 
         Raises:
-            FormatError: naming the tensor and file at fault.
+            FormatError: naming the tensor and file at fault, or a file name that leaves the folder (see `check_path`).
         """
+        for path in self.files:
+            check_path(path, path="the manifest")
+        check_case(self.files, path="the manifest")
         for name, pieces in self.pieces_of.items():
             _check_tiling(self.tensors[name], pieces)
         for piece in self.pieces:
@@ -111,41 +115,64 @@ def manifest_of_headers(
 ) -> Manifest:
     """The manifest of a checkpoint of whole tensors, from the headers of its files.
 
-    Aliases are read from the headers' metadata: a key that is no tensor anywhere, with a value that is a tensor of that
-    file (the convention of safetensors' and huggingface_hub's writers for shared tensors).
+    Aliases are read from the headers' metadata (see `header.aliases_in`), where they are no tensors themselves.
 
     Args:
         headers: path and header of each file.
         digests: what is known of the files; sizes come from the headers otherwise.
 
     Raises:
-        FormatError: a tensor stands in two files.
+        FormatError: a tensor stands in two files, or an alias means two tensors.
+        IntegrityError: a file has another size than its digest says.
     """
     tensors: dict[str, TensorSpec] = {}
-    where: dict[str, str] = {}
     pieces: list[Piece] = []
     files: dict[str, FileDigest] = {}
-    aliases: dict[str, str] = {}
+    found: list[tuple[str, dict[str, str]]] = []
     for path, header in headers:
         for spec, start in zip(header.specs, header.starts, strict=True):
-            if spec.name in where:
-                raise FormatError(f"tensor {spec.name!r} stands in two files, {where[spec.name]} and {path}")
+            if spec.name in tensors:
+                other = next(piece.at.path for piece in pieces if piece.tensor == spec.name)
+                raise FormatError(f"tensor {spec.name!r} stands in two files, {other} and {path}")
             tensors[spec.name] = spec
-            where[spec.name] = path
             pieces.append(Piece(spec.name, spec.box, Extent(path, start, start + spec.nbytes)))
-        aliases |= {alias: name for alias, name in header.metadata.items() if where.get(name) == path}
-        files[path] = (digests or {}).get(path) or FileDigest(header.file_nbytes)
-    aliases = {alias: name for alias, name in aliases.items() if alias not in tensors}
-    return Manifest(tensors, pieces, files, aliases=aliases)
+        files[path] = _digest(path, header, digests or {})
+        if header.metadata:
+            found.append((path, aliases_in(header.metadata, {spec.name for spec in header.specs})))
+    return Manifest(tensors, pieces, files, aliases=_merged_aliases(found, tensors))
+
+
+def _digest(path: str, header: Header, digests: Mapping[str, FileDigest]) -> FileDigest:
+    digest = digests.get(path) or FileDigest(header.file_nbytes)
+    if digest.nbytes != header.file_nbytes:
+        raise IntegrityError(
+            f"{path}: has {header.file_nbytes} bytes, not the {digest.nbytes} that are promised",
+            hint="fetch it again",
+        )
+    return digest
+
+
+def _merged_aliases(found: Iterable[tuple[str, dict[str, str]]], tensors: Container[str]) -> dict[str, str]:
+    merged: dict[str, str] = {}
+    for path, aliases in found:
+        for alias, name in aliases.items():
+            if alias not in tensors and merged.setdefault(alias, name) != name:
+                raise FormatError(
+                    f"{path}: its metadata makes {alias!r} a name of {name!r}, another file one of {merged[alias]!r}",
+                    hint="the files are not of one checkpoint: fetch or publish it again",
+                )
+    return merged
 
 
 def _check_tiling(spec: TensorSpec, pieces: Sequence[Piece]) -> None:
     # within the tensor, disjoint, and as many elements as the tensor has: then nothing is missing
     filled = 0
     for piece in pieces:
-        if len(piece.box.shape) != len(spec.shape) or piece.box not in spec.box:
+        box = piece.box
+        whole = len(box.shape) == len(box.offset) == len(spec.shape) and min((*box.shape, 0)) >= 0
+        if not whole or box not in spec.box:
             raise FormatError(f"{piece.at.path}: a piece of {spec.name!r} lies outside its shape {spec.shape}")
-        filled += piece.box.numel
+        filled += box.numel
     for a, b in _overlaps(pieces):
         raise FormatError(f"two pieces of {spec.name!r} overlap, in {a.at.path} and {b.at.path}")
     if filled != spec.numel:
@@ -154,14 +181,20 @@ def _check_tiling(spec: TensorSpec, pieces: Sequence[Piece]) -> None:
 
 
 def _overlaps(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Piece]]:
-    # a sweep along the first dimension: only pieces that are open there can meet
+    # a sweep along the dimension that has been cut most: only pieces that are open there can meet
+    pieces = [piece for piece in pieces if piece.box.numel]
+    if len(pieces) < 2:
+        return
+    dims = range(len(pieces[0].box.shape))
+    along = max(dims, key=lambda dim: len({piece.box.offset[dim] for piece in pieces}), default=None)
+    if along is None:  # scalars
+        yield pieces[0], pieces[1]
+        return
     open_pieces: list[Piece] = []
-    for piece in pieces:
-        if piece.box.numel == 0:
-            continue
-        if piece.box.offset:
-            open_pieces = [other for other in open_pieces if other.box.stop[0] > piece.box.offset[0]]
-        yield from ((other, piece) for other in open_pieces if other.box & piece.box)
+    for piece in sorted(pieces, key=lambda piece: piece.box.offset[along]):
+        box = piece.box
+        open_pieces = [other for other in open_pieces if other.box.stop[along] > box.offset[along]]
+        yield from ((other, piece) for other in open_pieces if other.box & box)
         open_pieces.append(piece)
 
 

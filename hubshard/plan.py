@@ -1,22 +1,30 @@
-"""Plans, and nothing but plans: which tensor goes into which shard, and which bytes to read for which boxes.
+"""Plans, and nothing but plans: which tensor goes into which shard; `reads` has those of which bytes to read.
 
 Everything here is pure: no I/O, no clock, the same answer for the same input. `engine` runs plans.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import product
+from functools import cached_property, lru_cache
+from itertools import pairwise
 
 from hubshard.errors import FormatError
-from hubshard.header import MAX_WRITE_HEADER_BYTES, check_name, encode_header, entry_nbytes, header_nbytes
-from hubshard.index import encode_index, index_name, shard_name
-from hubshard.manifest import Manifest, Piece
-from hubshard.tensors import Box, TensorSpec
+from hubshard.header import (
+    MAX_WRITE_HEADER_BYTES,
+    RESERVED_KEYS,
+    aliases_in,
+    check_name,
+    check_spec,
+    encode_header,
+    entry_nbytes,
+    header_nbytes,
+)
+from hubshard.index import check_variant, encode_index, index_name, shard_name
+from hubshard.reads import Copy, Read, ReadPlan, plan_reads
+from hubshard.tensors import DTYPE_BITS, TensorSpec
 
 __all__ = [
     "MAX_FILE_BYTES",
@@ -32,6 +40,7 @@ __all__ = [
 
 MAX_FILE_BYTES = 500 * 10**9
 """Largest file that the Hub takes (https://huggingface.co/docs/hub/storage-limits)."""
+_OFFSET_DIGITS = len(str(MAX_FILE_BYTES))
 _DIGITS = re.compile(r"\d+")
 
 
@@ -90,19 +99,27 @@ class ShardPlan:
         Args:
             total_parameters: logical parameters, where packed weights hold more than their elements; counted otherwise.
         """
-        specs = [spec for shard in self.shards for spec in shard.specs]
+        if total_parameters is None:
+            total_parameters = sum(spec.numel for shard in self.shards for spec in shard.specs)
         weight_map = {spec.name: shard.path for shard in self.shards for spec in shard.specs}
-        aliases = {key: value for shard in self.shards for key, value in shard.metadata.items() if value in weight_map}
         metadata: dict[str, object] = {
-            "total_parameters": sum(spec.numel for spec in specs) if total_parameters is None else total_parameters,
-            "total_size": sum(spec.nbytes for spec in specs),
+            "total_parameters": total_parameters,
+            "total_size": self.nbytes - sum(len(shard.header) for shard in self.shards),
         }
-        return encode_index(weight_map, metadata | aliases)
+        for shard in self.shards:
+            metadata |= aliases_in(shard.metadata, weight_map)
+        return encode_index(weight_map, metadata)
 
 
 def natural_key(name: str) -> str:
     """A sort key under which `layers.2` comes before `layers.10`."""
-    return _DIGITS.sub(lambda digits: f"{len(digits[0]):03d}{digits[0]}", name)
+    return ".".join(map(_natural_part, name.split(".")))
+
+
+@lru_cache(maxsize=65536)
+def _natural_part(part: str) -> str:
+    # the parts between the dots recur in nearly every name
+    return _DIGITS.sub(lambda digits: f"{len(digits[0]):03d}{digits[0]}", part)
 
 
 def plan_shards(
@@ -127,42 +144,60 @@ def plan_shards(
 
     Raises:
         FormatError: nothing to store, a name that stands twice or is reserved, an unknown dtype, a file over the Hub's
-            limit.
+            limit, an alias that the metadata cannot record, a header that is too large for any file.
     """
-    _check_specs(specs, aliases or {})
-    common = {"format": "pt"} | dict(metadata or {})
+    check_variant(variant)
+    if max_shard_bytes <= 0:
+        raise FormatError(f"files of at most {max_shard_bytes} bytes hold nothing", hint="ask for 5GB, for example")
+    aliases, common = aliases or {}, {"format": "pt"} | dict(metadata or {})
+    ordered = _ordered(specs)
+    _check_aliases(aliases, common, {spec.name for spec in specs})
     aliases_of: dict[str, dict[str, str]] = {}
-    for alias, name in sorted((aliases or {}).items()):
+    for alias, name in sorted(aliases.items()):
         aliases_of.setdefault(name, {})[alias] = name
-    ordered = sorted(specs, key=lambda spec: (natural_key(spec.name), spec.name))
     groups = list(_groups(ordered, max_shard_bytes, common, aliases_of))
     shards = []
     for number, group in enumerate(groups, start=1):
-        own = {alias: name for spec in group for alias, name in aliases_of.get(spec.name, {}).items()}
-        in_file = tuple(sorted(group, key=lambda spec: -spec.bits))
+        own = _own_aliases(group, aliases_of) if aliases_of else {}
+        in_file = tuple(sorted(group, key=lambda spec: -DTYPE_BITS[spec.dtype]))
         shards.append(Shard(shard_name(number, len(groups), variant=variant), in_file, own | common))
-    oversized = tuple(group[0].name for group in groups if len(group) == 1 and group[0].nbytes > max_shard_bytes)
+    alone = (shard for shard in shards if len(shard.specs) == 1)
+    oversized = tuple(shard.specs[0].name for shard in alone if shard.nbytes > max_shard_bytes)
     return ShardPlan(tuple(shards), variant, oversized)
 
 
-def _check_specs(specs: Sequence[TensorSpec], aliases: Mapping[str, str]) -> None:
+def _own_aliases(specs: Sequence[TensorSpec], aliases_of: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    return {alias: name for spec in specs for alias, name in aliases_of.get(spec.name, {}).items()}
+
+
+def _ordered(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
     if not specs:
         raise FormatError("there is no tensor to store", hint="is this the right source?")
-    names: set[str] = set()
     for spec in specs:
-        check_name(spec.name)
-        if spec.name in names:
-            raise FormatError(f"the tensor name {spec.name!r} stands twice")
-        names.add(spec.name)
-        if spec.nbytes > MAX_FILE_BYTES - MAX_WRITE_HEADER_BYTES:
-            raise FormatError(
-                f"tensor {spec.name!r} has {spec.nbytes} bytes; a file of the Hub holds at most {MAX_FILE_BYTES}",
-                hint="store it in parts, under several names",
-            )
+        check_spec(spec)
+    ordered = sorted(specs, key=lambda spec: natural_key(spec.name))
+    for one, other in pairwise(ordered):
+        if one.name == other.name:
+            raise FormatError(f"the tensor name {one.name!r} stands twice")
+    return ordered
+
+
+def _check_aliases(aliases: Mapping[str, str], metadata: Mapping[str, str], names: Container[str]) -> None:
     for alias, name in aliases.items():
         check_name(alias)
         if name not in names or alias in names:
             raise FormatError(f"the alias {alias!r} of {name!r} names no stored tensor, or is one itself")
+        if alias in RESERVED_KEYS or metadata.get(alias, name) != name:
+            raise FormatError(
+                f"{alias!r} cannot be recorded as a further name of {name!r}: the metadata holds something else there",
+                hint=f"keep {alias!r} as the name under which the tensor is stored",
+            )
+    for key, name in aliases_in(metadata, names).items():
+        if aliases.get(key) != name:
+            raise FormatError(
+                f"the metadata {key!r}: {name!r} would be read as a further name of the tensor {name!r}",
+                hint="leave it out, or put it into the config",
+            )
 
 
 def _groups(
@@ -172,254 +207,35 @@ def _groups(
     aliases_of: Mapping[str, Mapping[str, str]],
 ) -> Iterator[list[TensorSpec]]:
     bound = min(max_shard_bytes, MAX_FILE_BYTES)
-    digits = len(str(MAX_FILE_BYTES))
     fixed = header_nbytes(0, common)
     group: list[TensorSpec] = []
-    header = data = 0
+    header, data = fixed, 0
     for spec in specs:
-        entry = entry_nbytes(spec, offset_digits=digits)
+        entry = entry_nbytes(spec, offset_digits=_OFFSET_DIGITS)
         if spec.name in aliases_of:
             entry += header_nbytes(0, aliases_of[spec.name])
-        too_large = (
-            fixed + header + entry + data + spec.nbytes > bound or fixed + header + entry > MAX_WRITE_HEADER_BYTES
-        )
-        if group and too_large:
+        nbytes = spec.nbytes
+        if group and (header + entry + data + nbytes > bound or header + entry > MAX_WRITE_HEADER_BYTES):
             yield group
-            group, header, data = [], 0, 0
+            group, header, data = [], fixed, 0
+        if not group:
+            _check_alone(spec, header + entry, nbytes)
         group.append(spec)
         header += entry
-        data += spec.nbytes
+        data += nbytes
     yield group
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """Elements to move from bytes that were read into the bytes of a wanted box.
-
-    Attributes:
-        tensor: whose.
-        shape: elements per dimension of what is moved.
-        bits: bits per element.
-        source: where its first element lies in the read (bytes).
-        source_strides: bits from one element to the next, per dimension.
-        target: where its first element goes in the row-major bytes of the wanted box (bytes).
-        target_strides: as for the source.
-    """
-
-    tensor: str
-    shape: tuple[int, ...]
-    bits: int
-    source: int
-    source_strides: tuple[int, ...]
-    target: int
-    target_strides: tuple[int, ...]
-
-    def runs(self) -> Iterator[tuple[int, int, int]]:
-        """The copy as runs of contiguous bytes: where from, where to, how many."""
-        depth, run_bits = self._outer()
-        for at in product(*(range(n) for n in self.shape[:depth])):
-            source = sum(i * stride for i, stride in zip(at, self.source_strides, strict=False))
-            target = sum(i * stride for i, stride in zip(at, self.target_strides, strict=False))
-            yield self.source + source // 8, self.target + target // 8, run_bits // 8
-
-    def is_whole_bytes(self) -> bool:
-        """Whether every run starts and ends on whole bytes; only packed dtypes can fail."""
-        depth, run_bits = self._outer()
-        strides = self.source_strides[:depth] + self.target_strides[:depth]
-        return run_bits % 8 == 0 and not any(
-            stride % 8 for stride, n in zip(strides, self.shape[:depth] * 2, strict=True) if n > 1
+def _check_alone(spec: TensorSpec, header_nbytes: int, nbytes: int) -> None:
+    # a tensor that shares a file with others has passed this by being under the bounds
+    if nbytes + header_nbytes > MAX_FILE_BYTES:
+        raise FormatError(
+            f"tensor {spec.name!r} has {nbytes} bytes; a file of the Hub holds at most {MAX_FILE_BYTES}",
+            hint="store it in parts, under several names",
         )
-
-    def _outer(self) -> tuple[int, int]:
-        # how many outer dimensions are walked, and the bits of each contiguous run within
-        depth, run_bits = len(self.shape), self.bits
-        while depth:
-            contiguous = self.source_strides[depth - 1] == run_bits == self.target_strides[depth - 1]
-            if not contiguous and self.shape[depth - 1] != 1:
-                break
-            depth -= 1
-            run_bits *= self.shape[depth]
-        return depth, run_bits
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """One read of bytes `start` to `stop` of a file, and where their parts land."""
-
-    path: str
-    start: int
-    stop: int
-    copies: tuple[Copy, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the read."""
-        return self.stop - self.start
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPlan:
-    """All reads for a set of wanted boxes, by file and offset.
-
-    Attributes:
-        reads: none overlaps another of the same file.
-        nbytes_wanted: bytes that land somewhere.
-    """
-
-    reads: tuple[Read, ...]
-    nbytes_wanted: int
-
-    @property
-    def nbytes_read(self) -> int:
-        """Bytes that all reads move; the excess over `nbytes_wanted` is gaps read through."""
-        return sum(read.nbytes for read in self.reads)
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    # the bytes from the first to the last element of `region`, a box within `piece`
-    piece: Piece
-    region: Box
-    start: int
-    stop: int
-
-
-def plan_reads(
-    manifest: Manifest,
-    wanted: Mapping[str, Box],
-    *,
-    max_gap_bytes: int,
-    max_read_bytes: int,
-) -> ReadPlan:
-    """The reads that bring the wanted boxes, cut from the pieces that hold them.
-
-    Args:
-        manifest: what lies where.
-        wanted: a box per tensor.
-        max_gap_bytes: bytes nobody wants that are read through rather than skipped.
-        max_read_bytes: bound per read (bytes), wherever a read can be cut between elements.
-
-    Raises:
-        FormatError: an unknown tensor, a box outside it, or a box of a packed dtype that does not fall on whole bytes.
-    """
-    spans = [
-        span
-        for name, box in wanted.items()
-        for piece, region in _regions(manifest, name, box)
-        for span in _spans(piece, region, manifest.tensors[name], max_gap_bytes, max_read_bytes)
-    ]
-    spans.sort(key=lambda span: (span.piece.at.path, span.start, span.stop))
-    reads = tuple(
-        Read(group[0].piece.at.path, start, stop, tuple(_copy(span, start, wanted, manifest) for span in group))
-        for group, start, stop in _coalesce(spans, max_gap_bytes, max_read_bytes)
-    )
-    nbytes = sum(span.region.numel * manifest.tensors[span.piece.tensor].bits for span in spans) // 8
-    return ReadPlan(reads, nbytes)
-
-
-def _regions(manifest: Manifest, name: str, box: Box) -> Iterator[tuple[Piece, Box]]:
-    spec = manifest.tensors.get(name)
-    if spec is None:
-        raise FormatError(f"there is no tensor {name!r} in this checkpoint")
-    if len(box.shape) != len(spec.shape) or min((*box.offset, *box.shape, 0)) < 0 or box not in spec.box:
-        raise FormatError(f"box {box.offset}+{box.shape} lies outside tensor {name!r} of shape {spec.shape}")
-    for piece in manifest.pieces_of[name]:
-        region = piece.box & box
-        if region is not None:
-            yield piece, region
-
-
-def _spans(piece: Piece, region: Box, spec: TensorSpec, max_gap_bytes: int, max_read_bytes: int) -> Iterator[_Span]:
-    # Dimensions from `depth` on are read through, gaps and all; those before are walked one index at a time.
-    strides = _strides(piece.box.shape, spec.bits)
-    depth = len(region.shape)
-    inner_bits = spec.bits
-    while depth:
-        gap_bits = strides[depth - 1] - inner_bits if region.shape[depth - 1] > 1 else 0
-        if gap_bits > max_gap_bytes * 8:
-            break
-        depth -= 1
-        inner_bits += (region.shape[depth] - 1) * strides[depth]
-    for block in _cut(region, strides, spec.bits, depth, max_read_bytes):
-        local = block.relative_to(piece.box)
-        first = sum(o * stride for o, stride in zip(local.offset, strides, strict=True))
-        last = first + sum((n - 1) * stride for n, stride in zip(local.shape, strides, strict=True)) + spec.bits
-        if first % 8 or last % 8:
-            raise _not_whole_bytes(spec, region)
-        yield _Span(piece, block, piece.at.start + first // 8, piece.at.start + last // 8)
-
-
-def _not_whole_bytes(spec: TensorSpec, box: Box) -> FormatError:
-    return FormatError(
-        f"tensor {spec.name!r}: {box.offset}+{box.shape} of packed {spec.dtype} does not fall on whole bytes",
-        hint="ask for a box whose rows fill whole bytes",
-    )
-
-
-def _cut(region: Box, strides: Sequence[int], bits: int, depth: int, max_read_bytes: int) -> Iterator[Box]:
-    # walk the dimensions before `depth` one index at a time, then cut along the first one whose inner part fits
-    while depth < len(region.shape) and (
-        sum((n - 1) * stride for n, stride in zip(region.shape[depth + 1 :], strides[depth + 1 :], strict=True)) + bits
-        > max_read_bytes * 8
-    ):
-        if strides[depth] % 8:  # a packed row that does not fill whole bytes cannot be read alone
-            break
-        depth += 1
-    outer, inner = region.shape[:depth], region.shape[depth:]
-    for at in product(*(range(n) for n in outer)):
-        corner = tuple(o + i for o, i in zip(region.offset, at, strict=False))
-        if not inner:
-            yield Box(corner, (1,) * depth)
-            continue
-        row_bits = sum((n - 1) * stride for n, stride in zip(inner[1:], strides[depth + 1 :], strict=True)) + bits
-        unit = 8 // math.gcd(strides[depth], 8)
-        rows = max(unit, (1 + max(0, max_read_bytes * 8 - row_bits) // strides[depth]) // unit * unit)
-        for start in range(0, inner[0], rows):
-            offset = (*corner, region.offset[depth] + start, *region.offset[depth + 1 :])
-            yield Box(offset, (*(1,) * depth, min(rows, inner[0] - start), *inner[1:]))
-
-
-def _coalesce(
-    spans: Sequence[_Span], max_gap_bytes: int, max_read_bytes: int
-) -> Iterator[tuple[list[_Span], int, int]]:
-    group: list[_Span] = []
-    start = stop = 0
-    for span in spans:
-        joins = bool(group) and span.piece.at.path == group[0].piece.at.path and span.start - stop <= max_gap_bytes
-        if joins and (span.start < stop or max(stop, span.stop) - start <= max_read_bytes):
-            group.append(span)
-            stop = max(stop, span.stop)
-            continue
-        if group:
-            yield group, start, stop
-        group, start, stop = [span], span.start, span.stop
-    if group:
-        yield group, start, stop
-
-
-def _copy(span: _Span, read_start: int, wanted: Mapping[str, Box], manifest: Manifest) -> Copy:
-    spec = manifest.tensors[span.piece.tensor]
-    box = wanted[spec.name]
-    target_strides = _strides(box.shape, spec.bits)
-    corner = span.region.relative_to(box).offset
-    target_bits = sum(o * stride for o, stride in zip(corner, target_strides, strict=True))
-    copy = Copy(
-        tensor=spec.name,
-        shape=span.region.shape,
-        bits=spec.bits,
-        source=span.start - read_start,
-        source_strides=_strides(span.piece.box.shape, spec.bits),
-        target=target_bits // 8,
-        target_strides=target_strides,
-    )
-    if target_bits % 8 or not copy.is_whole_bytes():
-        raise _not_whole_bytes(spec, box)
-    return copy
-
-
-def _strides(shape: Sequence[int], bits: int) -> tuple[int, ...]:
-    """Bits from one element to the next, per dimension, of a row-major array."""
-    strides = [bits] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * shape[dim + 1]
-    return tuple(strides)
+    if header_nbytes > MAX_WRITE_HEADER_BYTES:
+        raise FormatError(
+            f"the header of a file with tensor {spec.name[:200]!r} alone needs {header_nbytes} bytes; readers take at "
+            f"most {MAX_WRITE_HEADER_BYTES}",
+            hint="shorten the metadata, the name or the aliases",
+        )

@@ -12,15 +12,19 @@ __all__ = ["stream_shard"]
 
 
 def stream_shard(shard: Shard, source: Source, *, max_read_bytes: int) -> Iterator[Buffer]:
-    """The bytes of `shard`, in buffers of about `max_read_bytes` at most.
+    """The bytes of `shard`, in buffers of at most `max_read_bytes`, none of them empty.
 
-    Each buffer is valid until the next is asked for.
+    A buffer is larger only where a packed dtype forbids the cut. Each is valid until the next is asked for.
 
     Raises:
         IntegrityError: the source delivered another number of bytes than its spec promises.
     """
-    yield shard.header
+    header = memoryview(shard.header)
+    for start in range(0, len(header), max_read_bytes):
+        yield header[start : start + max_read_bytes]
     for spec in shard.specs:
+        if not spec.numel:
+            continue
         for block in spec.box.blocks(bits=spec.bits, max_bytes=max_read_bytes):
             buffer = source.read(spec.name, block)
             nbytes = memoryview(buffer).nbytes

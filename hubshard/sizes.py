@@ -11,7 +11,7 @@ __all__ = ["format_size", "parse_size"]
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)}
 _UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", start=1)}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z", re.ASCII)
+_SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)\s*\Z", re.ASCII)
 
 
 def parse_size(size: int | str) -> int:
@@ -36,7 +36,7 @@ def parse_size(size: int | str) -> int:
 
 def format_size(nbytes: float) -> str:
     """`nbytes` for people, in powers of 1000: "999 B", "5.00 GB"."""
-    if nbytes < 1000:
+    if round(nbytes) < 1000:
         return f"{nbytes:.0f} B"
     for unit in ("kB", "MB", "GB"):
         nbytes /= 1000

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from hubshard.errors import FormatError
 
 __all__ = ["RepoTarget", "check_repo_id", "parse_target"]
 
-_REPO_ID = re.compile(r"(?:[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?/)?[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?\Z", re.ASCII)
+_SCHEME = "hf://"
+_NAME = r"\w(?:[\w.-]{0,94}\w)?"
+_REPO_ID = re.compile(rf"(?:{_NAME}/)?{_NAME}\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +32,38 @@ class RepoTarget:
 def parse_target(text: str | Path) -> Path | RepoTarget:
     """Tell a path from a repo: `path`, `org/name[@revision]` or `hf://org/name[@revision]`; an existing path wins.
 
+    What can only be a path (`./x`, `/x`, `~/x`, `C:/x`, a backslash) is one, whether it exists or not.
+
     Raises:
-        FormatError: neither a path that exists nor a valid repo id.
+        FormatError: neither a path nor a valid repo id.
     """
     if isinstance(text, Path):
         return text
-    explicit = text.startswith("hf://")
-    if not explicit and (Path(text).exists() or text.startswith((".", "/", "~")) or "\\" in text):
-        return Path(text).expanduser()
-    repo_id, _, revision = text.removeprefix("hf://").partition("@")
+    if not text.strip():
+        raise FormatError("an empty text is no path and no repo id", hint="write it as ./folder or org/name")
+    explicit = text.startswith(_SCHEME)
+    if not explicit and (_can_only_be_path(text) or os.path.exists(text)):  # noqa: PTH110 - False where Path.exists raises
+        return _expanded(text)
+    repo_id, at, revision = text.removeprefix(_SCHEME).partition("@")
     if not explicit and "/" not in repo_id:
-        raise FormatError(f"{text!r} is no existing path, and no repo id such as org/name")
+        raise FormatError(
+            f"{text!r} is no existing path, and no repo id such as org/name",
+            hint=f"a new folder is written ./{text}",
+        )
+    if at and not (revision and revision.isprintable() and " " not in revision):
+        raise FormatError(f"{text!r} names no revision after the '@'", hint="write it as org/name@revision")
     return RepoTarget(check_repo_id(repo_id), revision or None)
+
+
+def _can_only_be_path(text: str) -> bool:
+    return text.startswith((".", "/", "~")) or "\\" in text or PureWindowsPath(text).drive != ""
+
+
+def _expanded(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise FormatError(f"{text!r}: there is no such user's home") from error
 
 
 def check_repo_id(repo_id: str) -> str:
@@ -49,15 +72,9 @@ def check_repo_id(repo_id: str) -> str:
     Raises:
         FormatError: it would not.
     """
-    if (
-        len(repo_id) > 96
-        or not _REPO_ID.match(repo_id)
-        or "--" in repo_id
-        or ".." in repo_id
-        or repo_id.endswith(".git")
-    ):
+    if not _REPO_ID.match(repo_id) or "--" in repo_id or ".." in repo_id or repo_id.endswith(".git"):
         raise FormatError(
             f"{repo_id!r} is no repo id",
-            hint="write it as org/name: letters, digits, '-', '_' and '.', at most 96 of them",
+            hint="write it as org/name: letters, digits, '-', '_' and '.', each at most 96 of them",
         )
     return repo_id

@@ -9,11 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from types import MappingProxyType
 
 from hubshard.errors import FormatError
 
-__all__ = ["DTYPE_BITS", "Box", "TensorSpec", "dtype_bits"]
+__all__ = ["DTYPE_BITS", "MAX_DIMENSIONS", "Box", "TensorSpec", "dtype_bits", "dtype_code"]
+
+MAX_DIMENSIONS = 64
+"""Most dimensions of a tensor: numpy and torch take no more."""
 
 DTYPE_BITS: Mapping[str, int] = MappingProxyType(
     {
@@ -59,6 +63,49 @@ def dtype_bits(dtype: str, *, tensor: str) -> int:
     return bits
 
 
+_CODES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "half": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float": "F32",
+    "float64": "F64",
+    "double": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+}
+
+
+def dtype_code(dtype: object) -> str | None:
+    """The safetensors code of a dtype as people and frameworks write it: "BF16", "bfloat16", `torch.bfloat16`.
+
+    None stays None.
+
+    Raises:
+        FormatError: the dtype is none that safetensors can store.
+    """
+    if dtype is None:
+        return None
+    text = str(dtype).removeprefix("torch.")
+    code = _CODES.get(text.lower(), text.upper())
+    if code not in DTYPE_BITS:
+        raise FormatError(f"{text!r} is no dtype that safetensors can store", hint=f"one of {', '.join(DTYPE_BITS)}")
+    return code
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """A tensor without its values.
@@ -90,7 +137,7 @@ class TensorSpec:
         Raises:
             FormatError: unknown dtype, or a packed dtype whose elements do not fill whole bytes.
         """
-        bits = self.numel * self.bits
+        bits = math.prod(self.shape) * (DTYPE_BITS.get(self.dtype) or self.bits)  # asked a million times over
         if bits % 8:
             raise FormatError(
                 f"tensor {self.name!r}: {self.numel} elements of {self.dtype} do not fill whole bytes",
@@ -148,21 +195,20 @@ class Box:
             bits: bits per element.
             max_bytes: bytes per block, at least one element.
         """
-        if self.numel == 0 or self.numel * bits <= max_bytes * 8:
+        row_bits = math.prod(self.shape[1:]) * bits
+        if not self.shape or self.numel * bits <= max_bytes * 8:
             yield self
             return
-        inner_bits = math.prod(self.shape[1:]) * bits
-        unit = 8 // math.gcd(inner_bits, 8)  # rows that fill whole bytes
-        if unit == 1 and inner_bits > max_bytes * 8:
-            yield from self._blocks_of_rows(bits=bits, max_bytes=max_bytes)
-            return
-        step = max(unit, max_bytes * 8 // inner_bits // unit * unit)
-        for start in range(0, self.shape[0], step):
-            rows = min(step, self.shape[0] - start)
-            yield Box((self.offset[0] + start, *self.offset[1:]), (rows, *self.shape[1:]))
-
-    def _blocks_of_rows(self, *, bits: int, max_bytes: int) -> Iterator[Box]:
-        row = Box(self.offset[1:], self.shape[1:])
-        for index in range(self.offset[0], self.offset[0] + self.shape[0]):
-            for block in row.blocks(bits=bits, max_bytes=max_bytes):
-                yield Box((index, *block.offset), (1, *block.shape))
+        # walk outer dimensions one index at a time, as long as their rows are too large and fill whole bytes
+        depth = 0
+        while row_bits > max_bytes * 8 and row_bits % 8 == 0 and depth + 1 < len(self.shape):
+            depth += 1
+            row_bits //= self.shape[depth]
+        unit = 8 // math.gcd(row_bits, 8)  # rows that fill whole bytes
+        step = max(unit, max_bytes * 8 // row_bits // unit * unit)
+        for outer in product(*(range(n) for n in self.shape[:depth])):
+            corner = tuple(o + i for o, i in zip(self.offset, outer, strict=False))
+            for start in range(0, self.shape[depth], step):
+                offset = (*corner, self.offset[depth] + start, *self.offset[depth + 1 :])
+                rows = min(step, self.shape[depth] - start)
+                yield Box(offset, (*(1,) * depth, rows, *self.shape[depth + 1 :]))
