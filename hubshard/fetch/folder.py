@@ -1,0 +1,210 @@
+"""A directory as a target.
+
+All files arrive and are checked in `.cache/huggingface/hubshard/`, where neither huggingface_hub nor a publish of the
+directory looks. Then, in this order: indexes and single files, old and new, leave the directory; small files and
+weights get their names; then the new index. So a run killed in between leaves a directory that no loader takes for
+whole, and the next run fetches nothing of it again. Last go the weights of an older pull that the revision no longer
+has: those of the same variant, in a folder that was pulled, that a pull had put there. Other files stay.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from hubshard.errors import FormatError
+from hubshard.events import Event, OnEvent
+from hubshard.fetch.digests import content_id, matches
+from hubshard.fetch.layout import Recalled
+from hubshard.fetch.parts import Part, clean_parts, name_of
+from hubshard.fetch.record import Record, read_record, sync_folder, write_record
+from hubshard.fetch.selection import Selection, holds_weights, is_entry_point
+from hubshard.index import is_weight_file
+from hubshard.protocols import Entry, Revision
+
+__all__ = ["FolderLayout"]
+
+_RESERVED = (".cache", "huggingface")
+
+
+class FolderLayout:
+    """A directory that holds the files of one revision.
+
+    Attributes:
+        root: the directory.
+    """
+
+    def __init__(self, root: Path, repo_id: str, *, variant: str | None, on_event: OnEvent) -> None:
+        """Look at the directory; nothing is written.
+
+        Args:
+            root: the directory; made where it is missing.
+            repo_id: what is pulled.
+            variant: the variant whose old weights go.
+            on_event: told of what stays, and what is replaced.
+        """
+        self.root = root
+        self._repo_id = repo_id
+        self._variant = variant
+        self._on_event = on_event
+        self._stale: Sequence[str] = ()
+
+    @property
+    def private(self) -> Path:
+        """The folder of our own."""
+        return self.root.joinpath(*_RESERVED, "hubshard")
+
+    def recall(self, revision: str) -> Recalled | None:
+        """The revision that was pulled last, if it is this one."""
+        record = read_record(self._record_path)
+        if record is None or record.repo_id != self._repo_id or not record.at.commit:
+            return None
+        if revision not in {record.at.branch, record.at.commit}:
+            return None
+        return Recalled(Revision(revision, record.at.commit), record.listing, self.root)
+
+    def begin(self, at: Revision, selection: Selection, listing: Sequence[Entry]) -> None:  # noqa: ARG002
+        """Check that every file has a place, and that what is not ours will not be loaded instead.
+
+        Raises:
+            FormatError: a path leads out of the directory through a link, or into our own folder; or a file that no
+                pull has put there would be loaded instead of what is pulled.
+        """
+        real = self.root.resolve()
+        for entry in selection.files:
+            path = self.root / entry.path
+            if tuple(part.casefold() for part in PurePosixPath(entry.path).parts[:2]) == _RESERVED:
+                raise FormatError(
+                    f"{self._repo_id}: {entry.path} would be among the files that a pull keeps for itself"
+                )
+            if not path.parent.resolve().is_relative_to(real):
+                raise FormatError(f"{path.parent} leads out of {self.root}", hint="remove the link, or pull elsewhere")
+            if path.is_dir() and not path.is_symlink():
+                raise FormatError(f"{path} is a folder, and would be a file", hint="remove it, or pull elsewhere")
+        self._stale, others = self._find_stale(selection, listing)
+        for name in others:
+            if is_entry_point(name):
+                raise FormatError(
+                    f"{self.root / name} was not put there by a pull, and may be loaded instead of what is pulled",
+                    hint="move it away, or pull into an empty directory",
+                )
+            self._on_event(Event("pull", "warning", name, 0, "weights that no pull has put there: left as they are"))
+
+    def candidates(self, at: Revision, entry: Entry) -> Sequence[Path]:  # noqa: ARG002
+        """Its place, or where a run that was killed had put it."""
+        return self.root / entry.path, self._kept(entry)
+
+    def keep(self, entry: Entry, part: Part) -> Path:
+        """Put it aside until all are there."""
+        kept = self._kept(entry)
+        kept.parent.mkdir(exist_ok=True)
+        part.move(kept)
+        return kept
+
+    def clean(self, listing: Sequence[Entry]) -> None:
+        """Delete what runs that were killed have left of other revisions."""
+        names = {name_of(content_id(entry)) for entry in listing}
+        clean_parts(self.private / "parts", keep=names)
+        for file in self._kept_folder.glob("*"):
+            if file.name not in names:
+                file.unlink(missing_ok=True)
+
+    def show(self, at: Revision, selection: Selection, listing: Sequence[Entry], content: Mapping[str, Path]) -> Path:
+        """Swap the files."""
+        moves = {entry.path for entry in selection.files if content[entry.path] != self.root / entry.path}
+        placed = self._placed() | {entry.path for entry in selection.files}
+        if moves or self._stale:
+            self._warn_of_edits(moves, at)
+            write_record(self._record_path, Record(self._repo_id, Revision(at.branch, ""), (), placed))
+            self._swap(selection, moves, dict(content))
+        record = Record(self._repo_id, at, tuple(listing), placed - {*self._stale})
+        write_record(self._record_path, record)
+        for aside in ("parts", "kept"):
+            shutil.rmtree(self.private / aside, ignore_errors=True)
+        return self.root
+
+    def _swap(self, selection: Selection, moves: Collection[str], content: dict[str, Path]) -> None:
+        """Take away what looks whole, put the files in their places, then take away old weights."""
+        hidden = self._hide(selection, moves, content)
+        waiting = [entry for entry in selection.files if entry.path in moves or entry.path in hidden]
+        uses = Counter(content[entry.path] for entry in waiting)
+        for entry in waiting:
+            source = content[entry.path]
+            uses[source] -= 1
+            self._place(
+                source, self.root / entry.path, may_move=source.parent == self._kept_folder and not uses[source]
+            )
+        for path in self._stale:
+            (self.root / path).unlink(missing_ok=True)
+        sync_folder(*sorted({(self.root / entry.path).parent for entry in selection.files}))
+
+    def _hide(self, selection: Selection, moves: Collection[str], content: dict[str, Path]) -> Collection[str]:
+        """Take indexes and single files out of the directory; paths of those that are right, and come back."""
+        hidden = set()
+        self._kept_folder.mkdir(parents=True, exist_ok=True)
+        for entry in selection.files:
+            path = self.root / entry.path
+            if is_entry_point(entry.path) and entry.path not in moves:
+                kept = path.replace(self._kept(entry))
+                content |= {name: kept for name, source in content.items() if source == path}
+                hidden.add(entry.path)
+            elif is_entry_point(entry.path):
+                path.unlink(missing_ok=True)
+        for name in filter(is_entry_point, self._stale):
+            (self.root / name).unlink(missing_ok=True)
+        sync_folder(*sorted({self.root, *((self.root / name).parent for name in hidden)}), self._kept_folder)
+        return hidden
+
+    def _place(self, source: Path, path: Path, *, may_move: bool) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not may_move:  # another file has the same content
+            source = shutil.copyfile(source, self.private / "copy")
+        source.replace(path)
+
+    def _find_stale(self, selection: Selection, listing: Sequence[Entry]) -> tuple[Sequence[str], Sequence[str]]:
+        """Old weight files in the folders that get weights: those of earlier pulls, and those of others."""
+        by_path = {entry.path: entry for entry in listing}
+        taken = {entry.path for entry in selection.files}
+        placed = self._placed()
+        ours: list[str] = []
+        others: list[str] = []
+        for folder in sorted({PurePosixPath(path).parent for path in taken if holds_weights(path)}):
+            for name in self._weight_files_in(folder):
+                path = (folder / name).as_posix()
+                if path in taken or (path in by_path and matches(self.root / path, by_path[path])):
+                    continue
+                (ours if path in placed or self._is_of_huggingface_hub(path) else others).append(path)
+        return ours, others
+
+    def _weight_files_in(self, folder: PurePosixPath) -> Sequence[str]:
+        there = self.root / folder
+        names = sorted(path.name for path in there.iterdir()) if there.is_dir() else []
+        return [name for name in names if is_weight_file(name, variant=self._variant)]
+
+    def _is_of_huggingface_hub(self, path: str) -> bool:
+        # it notes what it has downloaded into a directory
+        return self.root.joinpath(*_RESERVED, "download", f"{path}.metadata").is_file()
+
+    def _warn_of_edits(self, moves: Collection[str], at: Revision) -> None:
+        record = read_record(self._record_path)
+        for path in sorted(moves):
+            known = record is not None and path in record.placed and record.at.commit != at.commit
+            if not known and (self.root / path).exists():
+                self._on_event(Event("pull", "warning", path, 0, "its content was not that of the revision: replaced"))
+
+    def _placed(self) -> frozenset[str]:
+        record = read_record(self._record_path)
+        return record.placed if record is not None else frozenset()
+
+    @property
+    def _record_path(self) -> Path:
+        return self.private / "pulled.json"
+
+    @property
+    def _kept_folder(self) -> Path:
+        return self.private / "kept"
+
+    def _kept(self, entry: Entry) -> Path:
+        return self._kept_folder / name_of(content_id(entry))

@@ -1,0 +1,89 @@
+"""A lock that belongs to a file and dies with the process that holds it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+if sys.platform == "win32":
+    import msvcrt
+    import time
+else:
+    import fcntl
+
+__all__ = ["locked"]
+
+_UNLOCKABLE = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+_UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+@contextmanager
+def locked(path: Path, *, on_wait: Callable[[], None]) -> Iterator[bool]:
+    """Hold the lock of `path`, which is made where it is missing and stays; wait for who holds it now.
+
+    Two threads of one process exclude each other as two processes do. A holder that is killed lets go.
+
+    Args:
+        path: the lock file; its folder is made.
+        on_wait: called once, before the wait, when somebody else holds it.
+
+    Yields:
+        True while held; False where the disk is read-only or knows no locks.
+    """
+    descriptor = _open(path)
+    try:
+        yield descriptor is not None and _acquire(descriptor, on_wait)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)  # lets go of the lock, on Windows too
+
+
+def _open(path: Path) -> int | None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+    except OSError as error:
+        if error.errno in _UNWRITABLE:
+            return None
+        raise
+
+
+def _acquire(descriptor: int, on_wait: Callable[[], None]) -> bool:
+    try:
+        if not _try_lock(descriptor):
+            on_wait()
+            _wait(descriptor)
+    except OSError as error:
+        if error.errno in _UNLOCKABLE:
+            return False
+        raise
+    return True
+
+
+if sys.platform == "win32":
+
+    def _try_lock(descriptor: int) -> bool:
+        with suppress(OSError):
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+            return True
+        return False
+
+    def _wait(descriptor: int) -> None:
+        while not _try_lock(descriptor):
+            time.sleep(0.2)
+
+else:
+
+    def _try_lock(descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _wait(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)

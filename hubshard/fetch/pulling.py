@@ -1,0 +1,219 @@
+"""The flow of a pull, from any store into any layout."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hubshard.engine import run
+from hubshard.errors import IncompleteError, IntegrityError, NotFoundError, StoreError
+from hubshard.events import Event, OnEvent
+from hubshard.fetch.digests import can_verify, content_id, matches
+from hubshard.fetch.layout import Layout
+from hubshard.fetch.lockfile import locked
+from hubshard.fetch.parts import Part, missing_bytes, name_of
+from hubshard.fetch.selection import ReadIndex, Selection, select
+from hubshard.fetch.transfer import Transfer
+from hubshard.protocols import Entry, Revision, Store
+from hubshard.sizes import format_size
+
+__all__ = ["Request", "pull_from"]
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is pulled, and how.
+
+    Attributes:
+        repo_id: names the repo in messages.
+        revision: branch, tag or commit.
+        variant: as in `model.fp16.safetensors`.
+        include: patterns that replace the usual choice of files.
+        exclude: patterns of files that are not taken.
+        workers: threads.
+        max_retries: of each piece, after its first try.
+        on_event: told what happens.
+    """
+
+    repo_id: str
+    revision: str
+    variant: str | None
+    include: Sequence[str] | None
+    exclude: Sequence[str] | None
+    workers: int
+    max_retries: int
+    on_event: OnEvent
+
+    @property
+    def where(self) -> str:
+        """The revision, for messages."""
+        return f"{self.repo_id}@{self.revision}"
+
+    def tell(self, kind: str, path: str = "", nbytes: int = 0, detail: str = "") -> None:
+        """Tell of a step."""
+        self.on_event(Event("pull", kind, path, nbytes, detail))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The revision as it was found: in the store, or, where that cannot be reached, at the target."""
+
+    at: Revision
+    listing: tuple[Entry, ...]
+    selection: Selection
+    offline: StoreError | None
+
+
+def pull_from(store: Store, layout: Layout, request: Request) -> Path:
+    """Bring the files of a revision to a target, checked, and show them whole.
+
+    Returns:
+        The folder that holds them.
+
+    Raises:
+        As `hubshard.pull`.
+    """
+    seen = _look(store, layout, request)
+
+    def on_wait() -> None:
+        request.tell("warning", detail=f"another pull works in {layout.private.parent}: waiting for it")
+
+    with locked(layout.private / "lock", on_wait=on_wait) as is_held:
+        if not is_held:
+            request.tell("warning", detail=f"{layout.private} takes no lock: let no other pull run there")
+        request.tell("start", nbytes=seen.selection.nbytes, detail=seen.at.commit)
+        layout.begin(seen.at, seen.selection, seen.listing)
+        content = _locate(layout, seen, request)
+        missing = [entry for entry in seen.selection.files if entry.path not in content]
+        if missing and seen.offline is not None:
+            raise _incomplete(missing, request) from seen.offline
+        if missing:
+            layout.clean(seen.listing)
+            _fetch(store, layout, seen, request, missing, content)
+        shown = layout.show(seen.at, seen.selection, seen.listing, content)
+    request.tell("end", nbytes=seen.selection.nbytes, detail=str(shown))
+    return shown
+
+
+def _look(store: Store, layout: Layout, request: Request) -> _Seen:
+    """What the revision holds, and what of it is to be taken."""
+    try:
+        at = store.head(request.revision)
+        if at is None:
+            raise NotFoundError(
+                f"{request.where}: there is no such branch, tag or commit", hint="correct the revision, or leave it out"
+            )
+        listing = tuple(store.list(at))
+        transfer = Transfer(store, at, layout.private, 1, request.max_retries, request.on_event)
+        selection = _select(listing, request, transfer.read)
+    except StoreError as error:
+        if not error.retryable:
+            raise
+        return _recall(layout, request, error)
+    unknown = [entry.path for entry in selection.files if not can_verify(entry)]
+    if unknown:
+        raise IntegrityError(f"{request.where}: the server names no hash of {unknown[0]}: it cannot be checked")
+    return _Seen(at, listing, selection, None)
+
+
+def _recall(layout: Layout, request: Request, error: StoreError) -> _Seen:
+    recalled = layout.recall(request.revision)
+    if recalled is None:
+        raise error
+
+    def read_index(entry: Entry) -> bytes:
+        try:
+            return (recalled.folder / entry.path).read_bytes()
+        except FileNotFoundError as missing:
+            raise _incomplete([entry], request) from missing
+
+    selection = _select(recalled.listing, request, read_index)
+    used = f"using {recalled.folder}, commit {recalled.at.commit}"
+    request.tell("warning", detail=f"the server cannot be reached ({error}): {used}")
+    return _Seen(recalled.at, recalled.listing, selection, error)
+
+
+def _select(listing: Sequence[Entry], request: Request, read_index: ReadIndex) -> Selection:
+    selection = select(
+        listing,
+        variant=request.variant,
+        include=request.include,
+        exclude=request.exclude,
+        read_index=read_index,
+        where=request.where,
+    )
+    if selection.left_out and request.include is None:
+        names = [entry.path for entry in selection.left_out]
+        request.tell("warning", detail=f"not fetched, since nothing that is fetched needs them: {_some(names)}")
+    return selection
+
+
+def _locate(layout: Layout, seen: _Seen, request: Request) -> dict[str, Path]:
+    """Where the content of files lies at the target already, right to the last byte: by path."""
+
+    def look(entry: Entry) -> Path | None:
+        return next((path for path in layout.candidates(seen.at, entry) if matches(path, entry)), None)
+
+    found: dict[str, Path] = {}
+    results = run(
+        seen.selection.files, cost=lambda _: 1, work=look, budget_bytes=4 * request.workers, workers=request.workers
+    )
+    for entry, path in zip(seen.selection.files, results, strict=True):
+        if path is not None:
+            found[entry.path] = path
+            request.tell("skipped", entry.path, entry.nbytes, "is there")
+    return found
+
+
+def _fetch(
+    store: Store,
+    layout: Layout,
+    seen: _Seen,
+    request: Request,
+    missing: Sequence[Entry],
+    content: dict[str, Path],
+) -> None:
+    """Fetch what is missing, each content once; notes in `content` where it is."""
+    same = {content_id(entry): content[entry.path] for entry in seen.selection.files if entry.path in content}
+    wanted = {content_id(entry): entry for entry in missing if content_id(entry) not in same}
+    parts = layout.private / "parts"
+    _check_space(parts, wanted, request)
+    lock = threading.Lock()
+
+    def keep(entry: Entry, part: Part) -> None:
+        path = layout.keep(entry, part)
+        with lock:
+            same[content_id(entry)] = path
+
+    transfer = Transfer(store, seen.at, parts, request.workers, request.max_retries, request.on_event)
+    transfer.fetch(list(wanted.values()), keep)
+    content |= {entry.path: same[content_id(entry)] for entry in missing}
+
+
+def _check_space(parts: Path, wanted: Mapping[str, Entry], request: Request) -> None:
+    need = sum(missing_bytes(parts, name_of(name), entry.nbytes) for name, entry in wanted.items())
+    free = shutil.disk_usage(parts.parent).free
+    if need > free:
+        raise StoreError(
+            f"{request.where}: the disk of {parts.parent} lacks {format_size(need - free)}: "
+            f"{format_size(need)} are still to be fetched, {format_size(free)} are free",
+            hint="free that much, or pull to another disk",
+        )
+
+
+def _incomplete(missing: Sequence[Entry], request: Request) -> IncompleteError:
+    names = [entry.path for entry in missing]
+    return IncompleteError(
+        f"{request.where}: the server cannot be reached, and of the files at the target these are missing or damaged: "
+        f"{_some(names)}",
+        hint="run it again when the server can be reached: it goes on from what has arrived",
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

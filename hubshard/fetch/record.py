@@ -1,0 +1,86 @@
+"""What a pull left at its target, written down: so that the next one knows what is its own, also without a network."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hubshard.protocols import Entry, Revision
+
+__all__ = ["Record", "read_record", "sync_folder", "write_atomically", "write_record"]
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The state of a target.
+
+    Attributes:
+        repo_id: of the repo.
+        at: the revision; its commit is "" while a pull is showing its files.
+        listing: all files of the revision, also those that were not taken.
+        placed: paths that pulls have put there.
+    """
+
+    repo_id: str
+    at: Revision
+    listing: tuple[Entry, ...]
+    placed: frozenset[str]
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write it, all or nothing."""
+    table = {
+        "version": _VERSION,
+        "repo_id": record.repo_id,
+        "revision": record.at.branch,
+        "commit": record.at.commit,
+        "listing": [asdict(entry) for entry in record.listing],
+        "placed": sorted(record.placed),
+    }
+    write_atomically(path, json.dumps(table).encode())
+
+
+def read_record(path: Path) -> Record | None:
+    """Read it; None where there is none, or one that is not understood."""
+    try:
+        table = json.loads(path.read_bytes())
+        if table["version"] != _VERSION:
+            return None
+        return Record(
+            table["repo_id"],
+            Revision(table["revision"], table["commit"]),
+            tuple(Entry(**entry) for entry in table["listing"]),
+            frozenset(table["placed"]),
+        )
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Make `path` have this content, durably; a reader sees the old or the new. Unchanged content is not written."""
+    if path.is_file() and path.read_bytes() == content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with fresh.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(*folders: Path) -> None:
+    """Make the names in these folders durable, where the system can."""
+    if os.name == "nt":
+        return
+    for folder in folders:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

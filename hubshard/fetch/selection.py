@@ -1,0 +1,247 @@
+"""Which files of a revision a pull takes, and in which order they are shown.  Pure but for reading the indexes.
+
+Of each folder: the checkpoint of the variant (its single file, or what its index names), and every file that holds no
+weights. Left out, unless `include` names them: pickles, other formats, other variants, `consolidated*`, safetensors
+files that no index names, the folders of training checkpoints, and git's own files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import PurePosixPath
+
+from hubshard.errors import FormatError, IncompleteError, NotFoundError, UnsafeFormatError
+from hubshard.index import check_case, check_path, decode_index
+from hubshard.protocols import Entry
+
+__all__ = ["ReadIndex", "Selection", "holds_weights", "is_entry_point", "select"]
+
+ReadIndex = Callable[[Entry], bytes]
+
+_PICKLES = {"bin", "pt", "pth", "ckpt", "pkl", "pickle", "joblib", "distcp", "ot"}
+_OTHER_WEIGHTS = {
+    *("h5", "msgpack", "onnx", "onnx_data", "gguf", "ggml", "npz", "tflite", "pb", "keras", "params", "pdparams"),
+    *("engine", "plan", "nemo", "mlmodel", "llamafile"),
+}
+_USUAL = r"(?P<stem>model|adapter_model|diffusion_pytorch_model)"
+_SAFETENSORS = re.compile(
+    rf"{_USUAL}(?:\.(?P<before>[A-Za-z0-9_.]+?))?(?P<number>-\d+-of-\d+)?(?:\.(?P<after>[A-Za-z0-9_.]+?))?\.safetensors\Z"
+)
+_INDEX = re.compile(
+    rf"{_USUAL}(?:\.(?P<before>[A-Za-z0-9_.]+?))?\.safetensors\.index(?:\.(?P<after>[A-Za-z0-9_.]+))?\.json\Z"
+)
+_ANY_INDEX = re.compile(r".+\.(?:safetensors|bin|h5|msgpack)\.index(?:\.[A-Za-z0-9_.]+)?\.json\Z")
+_NUMBER = re.compile(r"-\d+-of-\d+")
+_CONSOLIDATED = re.compile(r"consolidated[.-]")
+_TRAINER_STATE = re.compile(r"(?:training_args\.bin|(?:optimizer|scheduler|scaler)\.(?:pt|bin)|rng_state.*\.pth)\Z")
+_TRAINING_FOLDER = re.compile(r"(?:checkpoint|step|global_step)-?\d+\Z")
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a pull takes.
+
+    Attributes:
+        files: in the order in which they are to be shown: small files, weights, and last what makes a loader take
+            the weights for whole (an index, a single file).
+        left_out: weight files of the revision that are not taken.
+    """
+
+    files: tuple[Entry, ...]
+    left_out: tuple[Entry, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.nbytes for entry in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The weights of one name and one variant in a folder: `model` of the variant `fp16`, say."""
+
+    single: Entry | None
+    indexes: tuple[Entry, ...]
+    numbered: tuple[Entry, ...]
+
+
+def select(
+    listing: Sequence[Entry],
+    *,
+    variant: str | None,
+    include: Sequence[str] | None,
+    exclude: Sequence[str] | None,
+    read_index: ReadIndex,
+    where: str,
+) -> Selection:
+    """Choose the files of a revision.
+
+    Args:
+        listing: all files of the revision.
+        variant: as in `model.fp16.safetensors`; a folder without it gives its plain weights, if another folder has it.
+        include: patterns as `fnmatch` knows them, of paths; given, they replace the choice: what matches is taken.
+        exclude: patterns of what is not taken, whatever else is said.
+        read_index: gives the bytes of an index.
+        where: names the revision in errors.
+
+    Raises:
+        NotFoundError: no file matches, or there are no weights of that variant.
+        IncompleteError: shards without an index, or an index that names files which the revision lacks.
+        UnsafeFormatError: the only weights are pickles.
+        FormatError: the only weights are of another format, or a path that a disk cannot hold safely.
+    """
+    if include is not None:
+        chosen = [entry for entry in listing if _match(entry.path, include)]
+    else:
+        chosen = _usual_choice(listing, variant, read_index, where)
+    chosen = [entry for entry in chosen if not _match(entry.path, exclude or ())]
+    if not chosen:
+        raise NotFoundError(f"{where}: no file is left to fetch", hint="correct the patterns to include and exclude")
+    for entry in chosen:
+        check_path(entry.path, path=where)
+    check_case((entry.path for entry in chosen), path=where)
+    taken = {entry.path for entry in chosen}
+    left_out = tuple(entry for entry in listing if holds_weights(entry.path) and entry.path not in taken)
+    return Selection(tuple(sorted(chosen, key=_order)), left_out)
+
+
+def is_entry_point(path: str) -> bool:
+    """Whether a loader that finds this file takes the weights of its folder for whole: an index, or a single file."""
+    name = PurePosixPath(path).name
+    return _ANY_INDEX.match(name) is not None or (_suffix(name) in {"safetensors", "bin"} and not _NUMBER.search(name))
+
+
+def holds_weights(path: str) -> bool:
+    """Whether it is a weight file, of any format."""
+    return _suffix(path) in {"safetensors", *_PICKLES, *_OTHER_WEIGHTS}
+
+
+def _match(path: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(path, f"{pattern}*" if pattern.endswith("/") else pattern) for pattern in patterns)
+
+
+def _order(entry: Entry) -> tuple[int, str]:
+    if is_entry_point(entry.path):
+        return 2, entry.path
+    return int(holds_weights(entry.path)), entry.path
+
+
+def _suffix(name: str) -> str:
+    return name.rpartition(".")[2].lower()
+
+
+def _usual_choice(listing: Sequence[Entry], variant: str | None, read_index: ReadIndex, where: str) -> list[Entry]:
+    usable = [entry for entry in listing if not _is_aside(entry.path)]
+    small = [entry for entry in usable if not holds_weights(entry.path) and not _ANY_INDEX.match(_name(entry))]
+    weights = _weights(usable, variant, read_index, where)
+    if not weights:
+        _refuse_other_formats(usable, where)
+    return small + weights
+
+
+def _is_aside(path: str) -> bool:
+    *folders, name = PurePosixPath(path).parts
+    return name.startswith(".git") or any(_TRAINING_FOLDER.match(folder) for folder in folders)
+
+
+def _name(entry: Entry) -> str:
+    return PurePosixPath(entry.path).name
+
+
+def _weights(usable: Sequence[Entry], variant: str | None, read_index: ReadIndex, where: str) -> list[Entry]:
+    groups = _groups(usable)
+    if not groups:
+        return _unusual(usable)
+    if variant is not None and not any(variant in variants for variants in groups.values()):
+        known = sorted({name for variants in groups.values() for name in variants if name})
+        raise NotFoundError(
+            f"{where}: there are no weights of the variant {variant!r}",
+            hint=f"there are the variants {', '.join(known)}" if known else "leave the variant out",
+        )
+    by_path = {entry.path: entry for entry in usable}
+    chosen: dict[str, Entry] = {}
+    for (folder, stem), variants in groups.items():
+        group = variants.get(variant) or variants.get(None)
+        if group is not None:
+            chosen |= {entry.path: entry for entry in _whole(group, by_path, folder / stem, read_index, where)}
+        elif stem == "model":
+            there = ", ".join(sorted(name for name in variants if name))
+            raise NotFoundError(
+                f"{where}: {folder / stem}: there are only weights of the variants {there}",
+                hint="name one of them as the variant",
+            )
+    return list(chosen.values())
+
+
+def _groups(usable: Sequence[Entry]) -> Mapping[tuple[PurePosixPath, str], Mapping[str | None, _Group]]:
+    """The weights with usual names: by folder and name, then by variant."""
+    found: dict[tuple[PurePosixPath, str], dict[str | None, _Group]] = {}
+    for entry in usable:
+        index = _INDEX.match(_name(entry))
+        match = index or _SAFETENSORS.match(_name(entry))
+        if match is None:
+            continue
+        variants = found.setdefault((PurePosixPath(entry.path).parent, match["stem"]), {})
+        variant = match["before"] or match["after"]
+        old = variants.get(variant, _Group(None, (), ()))
+        if index:
+            variants[variant] = _Group(old.single, (*old.indexes, entry), old.numbered)
+        elif match["number"]:
+            variants[variant] = _Group(old.single, old.indexes, (*old.numbered, entry))
+        else:
+            variants[variant] = _Group(entry, old.indexes, old.numbered)
+    return found
+
+
+def _whole(
+    group: _Group, by_path: Mapping[str, Entry], stem: PurePosixPath, read_index: ReadIndex, where: str
+) -> list[Entry]:
+    if group.single is not None:  # goes before an index, as in transformers
+        return [group.single]
+    if not group.indexes:
+        raise IncompleteError(
+            f"{where}: {stem}: there are shards ({_some(group.numbered)}), but no index",
+            hint="publish the model whole again: the index is what makes it one",
+        )
+    # model.safetensors.index.fp16.json is the usual name of an index, model.fp16.safetensors.index.json the other one
+    index = min(group.indexes, key=lambda entry: (not _name(entry).startswith(f"{stem.name}.safetensors"), entry.path))
+    folder = PurePosixPath(index.path).parent
+    names = sorted(set(decode_index(read_index(index), path=f"{where}: {index.path}").weight_map.values()))
+    paths = [(folder / name).as_posix() for name in names]
+    missing = [path for path in paths if path not in by_path]
+    if missing:
+        raise IncompleteError(
+            f"{where}: {index.path} names files that are not there: {', '.join(missing[:_SHOWN])}"
+            + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""),
+            hint="publish the model whole again",
+        )
+    return [*(by_path[path] for path in paths), index]
+
+
+def _unusual(usable: Sequence[Entry]) -> list[Entry]:
+    """Where no file has a usual name (a LoRA, say), every safetensors file is one of its own."""
+    return [e for e in usable if _suffix(e.path) == "safetensors" and not _CONSOLIDATED.match(_name(e))]
+
+
+def _refuse_other_formats(usable: Sequence[Entry], where: str) -> None:
+    others = [entry for entry in usable if holds_weights(entry.path) and not _TRAINER_STATE.match(_name(entry))]
+    pickles = [entry for entry in others if _suffix(entry.path) in _PICKLES]
+    if pickles:
+        raise UnsafeFormatError(
+            f"{where}: the only weights are pickles, which may run code when they are loaded: {_some(pickles)}",
+            hint="to fetch them all the same, name them in include",
+        )
+    if others:
+        raise FormatError(
+            f"{where}: there are no safetensors weights with a usual name, only {_some(others)}",
+            hint="to fetch them, name them in include",
+        )
+
+
+def _some(entries: Sequence[Entry]) -> str:
+    names = [entry.path for entry in entries[:_SHOWN]]
+    return ", ".join(names) + (f" and {len(entries) - _SHOWN} more" if len(entries) > _SHOWN else "")

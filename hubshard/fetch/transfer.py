@@ -1,0 +1,229 @@
+"""Files from a store into their parts, in parallel, each hashed in the order of its bytes while it arrives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from hubshard.engine import run
+from hubshard.errors import IntegrityError, StoreError
+from hubshard.events import Event, OnEvent
+from hubshard.fetch.digests import content_id, new_hash
+from hubshard.fetch.parts import PIECE_BYTES, Part, name_of
+from hubshard.protocols import Buffer, Entry, Revision, Store
+
+__all__ = ["Transfer"]
+
+_WHOLE_TRIES = 3
+_FILES_AT_ONCE = 4  # of several pieces: so many hashes may run in parallel
+_MAX_PAUSE_SECONDS = 8.0
+_SMALL_COST_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """How files are fetched.
+
+    Attributes:
+        store: where from.
+        at: the revision.
+        parts: the folder of the parts.
+        workers: threads; each holds two pieces at most, one that arrives and one that waits for its turn.
+        max_retries: of each piece, after its first try.
+        on_event: told what happens.
+    """
+
+    store: Store
+    at: Revision
+    parts: Path
+    workers: int
+    max_retries: int
+    on_event: OnEvent
+
+    def fetch(self, entries: Sequence[Entry], keep: Callable[[Entry, Part], None]) -> None:
+        """Fetch files, of which no two have the same content. On an error what has arrived stays, unless it is wrong.
+
+        Args:
+            entries: in the order in which to begin.
+            keep: takes over each file once it is checked and durable; its part is closed.
+
+        Raises:
+            IntegrityError: the content of a file is not what the store promised, also when fetched again.
+            StoreError: the store failed more often than `max_retries`, or the disk did.
+        """
+        wrong: Sequence[tuple[Entry, str]] = [(entry, "") for entry in entries]
+        for attempt in range(_WHOLE_TRIES):
+            for entry, found in wrong if attempt else ():
+                self._tell("retry", entry, 0, f"its hash is {found}, not {content_id(entry)}")
+            wrong = self._round([entry for entry, _ in wrong], keep)
+            if not wrong:
+                return
+        entry, found = wrong[0]
+        raise IntegrityError(
+            f"{entry.path}: what arrived has the hash {found}, not {content_id(entry)}; fetched {_WHOLE_TRIES} times",
+            hint="something on the way changes bytes; nothing was shown, and what was there before is as it was",
+        )
+
+    def read(self, entry: Entry) -> bytes:
+        """A small file, checked.
+
+        Raises:
+            IntegrityError, StoreError: as for `fetch`.
+        """
+        data = memoryview(bytearray(entry.nbytes))
+
+        def read_checked() -> None:
+            self.store.read(self.at, entry.path, 0, entry.nbytes, data)
+            digest = new_hash(entry)
+            digest.update(data)
+            if digest.hexdigest() != content_id(entry):
+                raise IntegrityError(f"{entry.path}: what arrived has the hash {digest.hexdigest()}")
+
+        self._patiently(entry, read_checked)
+        return bytes(data)
+
+    def _round(self, entries: Sequence[Entry], keep: Callable[[Entry, Part], None]) -> list[tuple[Entry, str]]:
+        """Fetch each file once; those that came out wrong, with the hash that was found."""
+        arrivals = [_Arrival(entry, self.parts) for entry in entries]
+        jobs = run(
+            _interleaved(arrivals),
+            cost=lambda job: max(job[0].nbytes_of(job[1]), _SMALL_COST_BYTES),
+            work=lambda job: self._one(*job, keep),
+            budget_bytes=2 * self.workers * PIECE_BYTES,
+            workers=self.workers,
+        )
+        try:
+            return [wrong for wrong in jobs if wrong is not None]
+        finally:
+            for arrival in arrivals:
+                arrival.close()
+
+    def _one(self, arrival: _Arrival, piece: int, keep: Callable[[Entry, Part], None]) -> tuple[Entry, str] | None:
+        """Get one piece; with the last of its file, finish the file."""
+        try:
+            arrival.take_in(piece, self._piece(arrival, piece))
+            if piece != arrival.last:
+                return None
+            return self._finish(arrival, keep)
+        except BaseException as error:
+            arrival.fail(error)
+            raise
+
+    def _piece(self, arrival: _Arrival, piece: int) -> Buffer:
+        entry, part = arrival.entry, self._open(arrival)
+        kept = part.read(piece)
+        if kept is not None:
+            return kept
+        start, stop = part.span(piece)
+        data = memoryview(bytearray(stop - start))
+        self._patiently(entry, lambda: self.store.read(self.at, entry.path, start, stop, data))
+        part.write(piece, data)
+        self._tell("received", entry, stop - start)
+        return data
+
+    def _open(self, arrival: _Arrival) -> Part:
+        part, arrived_bytes = arrival.open()
+        if arrived_bytes:
+            self._tell("skipped", arrival.entry, arrived_bytes, "arrived in an earlier run")
+        return part
+
+    def _finish(self, arrival: _Arrival, keep: Callable[[Entry, Part], None]) -> tuple[Entry, str] | None:
+        entry, part = arrival.entry, arrival.open()[0]
+        found = arrival.hexdigest()
+        if found != content_id(entry):
+            arrival.close()
+            part.delete()
+            return entry, found
+        part.sync()
+        arrival.close()
+        keep(entry, part)
+        self._tell("verify", entry, entry.nbytes)
+        return None
+
+    def _patiently(self, entry: Entry, call: Callable[[], None]) -> None:
+        """Call, and call again where the error says that this may help."""
+        for attempt in range(self.max_retries + 1):
+            if attempt > 1:  # the first try again is made at once
+                time.sleep(min(2.0 ** (attempt - 3), _MAX_PAUSE_SECONDS))
+            try:
+                return call()
+            except (IntegrityError, StoreError) as error:
+                if attempt == self.max_retries or (isinstance(error, StoreError) and not error.retryable):
+                    raise
+                self._tell("retry", entry, 0, str(error))
+        return None
+
+    def _tell(self, kind: str, entry: Entry, nbytes: int, detail: str = "") -> None:
+        self.on_event(Event("pull", kind, entry.path, nbytes, detail))
+
+
+class _Arrival:
+    """A file on its way: its part, which is open from its first piece to its last, and the hash of what came so far."""
+
+    def __init__(self, entry: Entry, folder: Path) -> None:
+        self.entry = entry
+        self.last = max(-(-entry.nbytes // PIECE_BYTES), 1) - 1  # an empty file is one empty piece
+        self._folder = folder
+        self._part: Part | None = None
+        self._digest = new_hash(entry)
+        self._turn = threading.Condition()
+        self._next = 0
+        self._error: BaseException | None = None
+
+    def nbytes_of(self, piece: int) -> int:
+        """Bytes of a piece."""
+        return min(self.entry.nbytes - piece * PIECE_BYTES, PIECE_BYTES)
+
+    def open(self) -> tuple[Part, int]:
+        """The part, and, to the first who asks, the bytes that had arrived in an earlier run."""
+        with self._turn:
+            if self._part is not None:
+                return self._part, 0
+            self._part = Part(self._folder, name_of(content_id(self.entry)), self.entry.nbytes)
+            return self._part, self._part.arrived_bytes
+
+    def take_in(self, piece: int, data: Buffer) -> None:
+        """Hash a piece when it is its turn: those before it began earlier, so the wait ends.
+
+        Raises:
+            BaseException: what another piece of the file failed with.
+        """
+        with self._turn:
+            self._turn.wait_for(lambda: self._next == piece or self._error is not None)
+            if self._error is not None:
+                raise self._error
+        self._digest.update(data)
+        with self._turn:
+            self._next = piece + 1
+            self._turn.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Let the pieces that wait give up."""
+        with self._turn:
+            self._error = self._error or error
+            self._turn.notify_all()
+
+    def hexdigest(self) -> str:
+        """Of all pieces so far."""
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        """Close the part, if it is open."""
+        with self._turn:
+            if self._part is not None:
+                self._part.close()
+
+
+def _interleaved(arrivals: Sequence[_Arrival]) -> Iterator[tuple[_Arrival, int]]:
+    """All pieces, those of a file in order; of large files a few go side by side."""
+    yield from ((arrival, 0) for arrival in arrivals if arrival.last == 0)
+    large = [arrival for arrival in arrivals if arrival.last > 0]
+    for first in range(0, len(large), _FILES_AT_ONCE):
+        abreast = large[first : first + _FILES_AT_ONCE]
+        pieces = [[(arrival, piece) for piece in range(arrival.last + 1)] for arrival in abreast]
+        for row in zip_longest(*pieces):
+            yield from (job for job in row if job is not None)

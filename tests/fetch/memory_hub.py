@@ -1,0 +1,152 @@
+"""A store in memory that can fail on request, and a reader that takes for whole what a loader would."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from hubshard.errors import NotFoundError, StoreError
+from hubshard.fetch.pulling import Request
+from hubshard.protocols import Content, Entry, Revision, Staged
+
+Fault = Callable[[str, int, memoryview], None]
+"""Called after each read with the path, the first byte and what was read: may change it, wait, or raise."""
+
+
+def entry_of(path: str, content: bytes) -> Entry:
+    """As the Hub would list it: large or binary files by sha256, others by git's blob id."""
+    blob_id = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    sha256 = hashlib.sha256(content).hexdigest() if path.endswith((".safetensors", ".bin")) else None
+    return Entry(path, len(content), sha256, blob_id)
+
+
+class MemoryHub:
+    """A Store of revisions that were put there; it counts the bytes that are read."""
+
+    def __init__(self, fault: Fault | None = None) -> None:
+        self.fault = fault
+        self.is_down = False
+        self.nbytes_read = 0
+        self._commits: dict[str, Mapping[str, bytes]] = {}
+        self._branches: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def put(self, files: Mapping[str, bytes], branch: str = "main") -> str:
+        """Make a commit of exactly these files; its id."""
+        listing = json.dumps([(path, entry_of(path, content).blob_id) for path, content in sorted(files.items())])
+        commit = hashlib.sha1(listing.encode(), usedforsecurity=False).hexdigest()
+        self._commits[commit] = dict(files)
+        self._branches[branch] = commit
+        return commit
+
+    def head(self, branch: str) -> Revision | None:
+        self._reach()
+        commit = branch if branch in self._commits else self._branches.get(branch)
+        return Revision(branch, commit) if commit else None
+
+    def list(self, at: Revision) -> Sequence[Entry]:
+        self._reach()
+        return [entry_of(path, content) for path, content in sorted(self._commits[at.commit].items())]
+
+    def read(self, at: Revision, path: str, start: int, stop: int, into: memoryview) -> None:
+        self._reach()
+        if path not in self._commits[at.commit]:
+            raise NotFoundError(path)
+        into[:] = self._commits[at.commit][path][start:stop]
+        with self._lock:
+            self.nbytes_read += stop - start
+        if self.fault:
+            self.fault(path, start, into)
+
+    def stage(self, branch: str, path: str, data: Content, *, nbytes: int, sha256: str | None = None) -> Staged:
+        raise NotImplementedError
+
+    def commit(
+        self,
+        branch: str,
+        *,
+        parent: Revision | None,
+        add: Sequence[Staged],
+        remove: Sequence[str],
+        message: str,
+        publish_id: str,
+    ) -> Revision:
+        raise NotImplementedError
+
+    def _reach(self) -> None:
+        if self.is_down:
+            raise StoreError("no route to host", retryable=True)
+
+
+def request(hub: object = None, **changes: object) -> Request:
+    """A request for everything usual, with changes."""
+    usual: dict[str, object] = {
+        "repo_id": "org/model",
+        "revision": "main",
+        "variant": None,
+        "include": None,
+        "exclude": None,
+        "workers": 4,
+        "max_retries": 3,
+        "on_event": lambda _: None,
+    }
+    return Request(**(usual | changes))  # type: ignore[arg-type]
+
+
+def noise(seed: int, nbytes: int) -> bytes:
+    """Bytes that differ from seed to seed."""
+    return random.Random(seed).randbytes(nbytes)
+
+
+def sharded(seed: int, count: int, nbytes: int) -> dict[str, bytes]:
+    """The files of a model of `count` shards; no real safetensors, since a pull does not look into them."""
+    names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    index = {"metadata": {"seed": seed}, "weight_map": {f"layer.{i}": name for i, name in enumerate(names)}}
+    shards = {name: noise(seed * 100 + i, nbytes + i) for i, name in enumerate(names)}
+    return shards | small(seed) | {"model.safetensors.index.json": json.dumps(index).encode()}
+
+
+def single(seed: int, nbytes: int) -> dict[str, bytes]:
+    """The files of a model of one file."""
+    return {"model.safetensors": noise(seed, nbytes)} | small(seed)
+
+
+def small(seed: int) -> dict[str, bytes]:
+    """Config and tokenizer; two files are empty."""
+    return {
+        "config.json": json.dumps({"seed": seed}).encode(),
+        "sub/tokenizer.json": b"{}",
+        "a.py": b"",
+        "b.py": b"",
+    }
+
+
+def held(folder: Path) -> dict[str, bytes]:
+    """What a directory or snapshot holds, our private files left out."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and ".cache" not in path.relative_to(folder).parts
+    }
+
+
+def whole_model(folder: Path) -> dict[str, bytes] | None:
+    """The config and weights that a loader would load, by its order of preference; None where it would fail."""
+    single_file, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if not (folder / "config.json").exists():
+        return None
+    if single_file.exists():
+        names = {"model.safetensors"}
+    elif index.exists():
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+    elif (folder / "pytorch_model.bin").exists():
+        names = {"pytorch_model.bin"}
+    else:
+        return None
+    if not all((folder / name).exists() for name in names):
+        return None
+    return {name: (folder / name).read_bytes() for name in {*names, "config.json"}}

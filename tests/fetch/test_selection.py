@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from hubshard.errors import FormatError, HubshardError, IncompleteError, NotFoundError, UnsafeFormatError
+from hubshard.fetch.selection import Selection, is_entry_point, select
+from hubshard.protocols import Entry
+
+SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+SHARDED = [*SHARDS, "model.safetensors.index.json", "config.json"]
+
+
+def chosen(
+    paths: Sequence[str],
+    *,
+    names: Sequence[str] = SHARDS,
+    variant: str | None = None,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
+) -> Selection:
+    index = json.dumps({"weight_map": {str(number): name for number, name in enumerate(names)}}).encode()
+    listing = [Entry(path, 1, None, f"{number:040}") for number, path in enumerate(sorted(paths))]
+    return select(
+        listing, variant=variant, include=include, exclude=exclude, read_index=lambda _: index, where="org/model@main"
+    )
+
+
+def paths_of(selection: Selection) -> list[str]:
+    return [entry.path for entry in selection.files]
+
+
+def test_what_the_index_names_and_all_that_holds_no_weights_is_taken_and_the_index_shown_last() -> None:
+    strays = ["consolidated.safetensors", "model-00003-of-00003.safetensors", "pytorch_model.bin", "x.gguf", "tf.h5"]
+    found = chosen([*SHARDED, "tokenizer.json", "modeling.py", "README.md", ".gitattributes", *strays])
+    assert paths_of(found) == [
+        *("README.md", "config.json", "modeling.py", "tokenizer.json"),
+        *SHARDS,
+        "model.safetensors.index.json",
+    ]
+    assert sorted(entry.path for entry in found.left_out) == sorted(strays)
+
+
+def test_a_single_file_goes_before_an_index() -> None:
+    assert paths_of(chosen([*SHARDED, "model.safetensors"])) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("shards", "index"),
+    [
+        (["model.fp16-00001-of-00001.safetensors"], "model.safetensors.index.fp16.json"),
+        (["model-00001-of-00001.fp16.safetensors"], "model.fp16.safetensors.index.json"),
+    ],
+)
+def test_a_variant_is_found_in_both_orders_and_alone(shards: list[str], index: str) -> None:
+    everything = [*SHARDED, *shards, index]
+    assert paths_of(chosen(everything, names=shards, variant="fp16")) == ["config.json", *shards, index]
+    assert paths_of(chosen(everything)) == ["config.json", *SHARDS, "model.safetensors.index.json"]
+
+
+def test_a_folder_without_the_variant_gives_its_plain_weights() -> None:
+    pipeline = ["model_index.json", "unet/diffusion_pytorch_model.fp16.safetensors", "vae/model.safetensors"]
+    pipeline += ["unet/diffusion_pytorch_model.safetensors", "all_in_one_1.0.safetensors"]
+    assert paths_of(chosen(pipeline, variant="fp16")) == [
+        "model_index.json",
+        "unet/diffusion_pytorch_model.fp16.safetensors",
+        "vae/model.safetensors",
+    ]
+
+
+def test_training_folders_are_left_out_and_module_folders_are_not() -> None:
+    training = ["checkpoint-500/model.safetensors", "step-00001000/manifest.json", "global_step4/x.json"]
+    found = chosen(["model.safetensors", "2_Dense/model.safetensors", "2_Dense/config.json", *training])
+    assert paths_of(found) == ["2_Dense/config.json", "2_Dense/model.safetensors", "model.safetensors"]
+
+
+def test_files_of_unusual_names_are_taken_where_no_others_are() -> None:
+    assert paths_of(chosen(["pytorch_lora_weights.safetensors", "README.md"])) == [
+        "README.md",
+        "pytorch_lora_weights.safetensors",
+    ]
+
+
+def test_include_replaces_the_choice_and_exclude_has_the_last_word() -> None:
+    everything = [*SHARDED, "pytorch_model.bin", "onnx/model.onnx", "onnx/config.json"]
+    assert paths_of(chosen(everything, include=["*.bin"])) == ["pytorch_model.bin"]
+    assert paths_of(chosen(everything, include=["onnx/"], exclude=["*.json"])) == ["onnx/model.onnx"]
+    assert paths_of(chosen(everything, exclude=["*.safetensors", "onnx/*"])) == [
+        "config.json",
+        "model.safetensors.index.json",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("paths", "variant", "include", "error", "said"),
+    [
+        (["pytorch_model.bin", "config.json"], None, None, UnsafeFormatError, "pytorch_model.bin"),
+        (["x.gguf", "config.json"], None, None, FormatError, "x.gguf"),
+        (SHARDED, "fp16", None, NotFoundError, "fp16"),
+        (["model.fp16.safetensors"], None, None, NotFoundError, "fp16"),
+        ([*SHARDS, "config.json"], None, None, IncompleteError, "no index"),
+        ([SHARDS[0], *SHARDED[2:]], None, None, IncompleteError, SHARDS[1]),
+        (SHARDED, None, ["nothing*"], NotFoundError, "no file"),
+        (["../x.safetensors"], None, None, FormatError, "../x"),
+        (["A.json", "a.json"], None, None, FormatError, "A.json"),
+        (["C:x.json"], None, None, FormatError, "C:x"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_by_name(
+    paths: list[str], variant: str | None, include: list[str] | None, error: type[HubshardError], said: str
+) -> None:
+    with pytest.raises(error) as caught:
+        chosen(paths, variant=variant, include=include)
+    assert type(caught.value) is error
+    assert said in str(caught.value)
+    assert "org/model@main" in str(caught.value)
+
+
+def test_a_repo_without_any_weights_gives_what_it_has() -> None:
+    assert paths_of(chosen(["tokenizer.json", "training_args.bin"])) == ["tokenizer.json"]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("model.safetensors", True),
+        ("a/model.safetensors.index.fp16.json", True),
+        ("pytorch_model.bin", True),
+        ("pytorch_model.bin.index.json", True),
+        ("model-00001-of-00002.safetensors", False),
+        ("model.fp16-00001-of-00002.safetensors", False),
+        ("config.json", False),
+    ],
+)
+def test_entry_points_are_what_makes_a_loader_begin(path: str, expected: bool) -> None:
+    assert is_entry_point(path) is expected
