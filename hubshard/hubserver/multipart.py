@@ -1,6 +1,7 @@
-"""Large uploads in parts: each part a file of its own, joined when all are there.
+"""Large uploads in parts: every part is written to its place in one file, which becomes the object at the end.
 
-Parts lie in ``root/parts/<upload>/<number>``; a part appears under its number only when it is whole and on disk.
+An upload is the folder ``root/parts/<upload>``: the file ``content``, and for each part that is whole and on disk a
+file named by its number, which holds its ETag.
 """
 
 from __future__ import annotations
@@ -11,58 +12,71 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
-from hubshard.errors import FormatError
-from hubshard.hubserver.durable import make_dir, sync_dir, temp_path
+from hubshard.errors import FormatError, IntegrityError
+from hubshard.hubserver.durable import make_dir, publish, sync_dir, temp_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from hubshard.hubserver.objects import ObjectStore, Stored
+    from hubshard.hubserver.objects import ObjectStore
 
 __all__ = ["PartWriter", "join_parts", "sweep_parts"]
 
 _UPLOAD = re.compile(r"[0-9a-f]{32}")
-_COPY_BYTES = 4 << 20
+_READ_BYTES = 1 << 20
+_BINARY: int = getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
 
 
 class PartWriter:
-    """One part on its way in. ``commit`` gives its ETag, the sha256 of its bytes."""
+    """One part on its way in, written from byte ``offset`` of the whole on.
 
-    def __init__(self, root: Path, upload: str, number: int) -> None:
+    Args:
+        root: the directory of the server.
+        upload: 32 hexadecimal digits.
+        number: of the part, from 1.
+        offset: in bytes.
+    """
+
+    def __init__(self, root: Path, upload: str, number: int, offset: int) -> None:
         self._folder = _folder(root, upload)
-        self._final = self._folder / str(number)
+        self._marker = self._folder / str(number)
         make_dir(self._folder)
-        self._temp = temp_path(self._folder)
-        self._file = self._temp.open("xb")
+        self._marker.unlink(missing_ok=True)
+        self._file = os.fdopen(os.open(self._folder / "content", os.O_RDWR | os.O_CREAT | _BINARY, 0o666), "r+b", 0)
+        self._file.seek(offset)
         self._hash = hashlib.sha256()
         self.nbytes = 0
 
     def write(self, data: bytes) -> None:
-        """Append ``data``."""
-        self._file.write(data)
+        """Append ``data`` to the part."""
+        left = memoryview(data)
+        while left:
+            left = left[self._file.write(left) :]
         self._hash.update(data)
         self.nbytes += len(data)
 
     def commit(self) -> str:
-        """Make the part durable."""
-        self._file.flush()
+        """Make the part durable; its ETag, the sha256 of its bytes."""
         os.fsync(self._file.fileno())
-        self._file.close()
-        self._temp.replace(self._final)
+        etag, temp = self._hash.hexdigest(), temp_path(self._folder)
+        with temp.open("x") as file:
+            file.write(etag)
+            file.flush()
+            os.fsync(file.fileno())
+        temp.replace(self._marker)
         sync_dir(self._folder)
-        return self._hash.hexdigest()
+        return etag
 
-    def abort(self) -> None:
-        """Drop what was written, unless it was committed."""
+    def close(self) -> None:
+        """Let go of the file; a part that was not committed counts for nothing."""
         self._file.close()
-        self._temp.unlink(missing_ok=True)
 
 
 def join_parts(
     root: Path, objects: ObjectStore, upload: str, etags: Mapping[int, str], sha256: str, nbytes: int
-) -> Stored:
-    """Make an object of the parts 1, 2, … of an upload, then remove them.
+) -> None:
+    """Check an upload whose parts are all there, and make it an object.
 
     Args:
         root: the directory of the server.
@@ -77,21 +91,14 @@ def join_parts(
         IntegrityError: the whole is not what was announced.
     """
     folder = _folder(root, upload)
-    with objects.writer() as writer:
-        for number in range(1, len(etags) + 1):
-            part = hashlib.sha256()
-            try:
-                with (folder / str(number)).open("rb", buffering=0) as file:
-                    while data := file.read(_COPY_BYTES):
-                        part.update(data)
-                        writer.write(data)
-            except FileNotFoundError as error:
-                raise FormatError(f"part {number} of the upload of {sha256} is missing") from error
-            if etags.get(number) != part.hexdigest():
-                raise FormatError(f"part {number} of the upload of {sha256} is not the one that its ETag names")
-        stored = writer.commit(sha256, nbytes)
+    for number, etag in sorted(etags.items()):
+        _check_part(folder / str(number), number, etag, sha256)
+    content = folder / "content"
+    found = _sha256(content)
+    if found != sha256 or content.stat().st_size != nbytes:
+        raise IntegrityError(f"object {sha256}: the parts that arrived have sha256 {found}")
+    publish(content, objects.path(sha256))
     shutil.rmtree(folder, ignore_errors=True)
-    return stored
 
 
 def sweep_parts(root: Path, *, older_than: float) -> int:
@@ -99,11 +106,28 @@ def sweep_parts(root: Path, *, older_than: float) -> int:
     freed = 0
     parts = root / "parts"
     for folder in list(parts.iterdir()) if parts.is_dir() else []:
-        files = list(folder.iterdir())
-        if max(path.stat().st_mtime for path in [folder, *files]) < older_than:
-            freed += sum(path.stat().st_size for path in files)
+        files = [path.stat() for path in folder.iterdir()]
+        if max([folder.stat().st_mtime, *(status.st_mtime for status in files)]) < older_than:
+            freed += sum(status.st_size for status in files)
             shutil.rmtree(folder, ignore_errors=True)
     return freed
+
+
+def _check_part(marker: Path, number: int, etag: str, sha256: str) -> None:
+    try:
+        found = marker.read_text()
+    except FileNotFoundError as error:
+        raise FormatError(f"part {number} of the upload of {sha256} is missing") from error
+    if found != etag:
+        raise FormatError(f"part {number} of the upload of {sha256} is not the one that its ETag names")
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while data := file.read(_READ_BYTES):
+            digest.update(data)
+    return digest.hexdigest()
 
 
 def _folder(root: Path, upload: str) -> Path:

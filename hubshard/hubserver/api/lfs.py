@@ -142,12 +142,12 @@ class _Uploads:
         number, most = request.path_params["number"], state.settings.lfs_part_bytes
         if "upload" not in claims or not 1 <= number <= -(-claims["size"] // most):
             raise bad_request(f"part {number} does not belong to this upload")
-        writer = await state.run(PartWriter, state.root, claims["upload"], number)
+        writer = await state.run(PartWriter, state.root, claims["upload"], number, (number - 1) * most)
         try:
             await receive(state, request.stream(), writer.write, max_bytes=most)
             etag = await state.run(writer.commit)
         finally:
-            await state.run(writer.abort)
+            await state.run(writer.close)
             state.counters.add(claims["key"], "lfs_received", writer.nbytes)
         return Response(status_code=200, headers={"ETag": f'"{etag}"'})
 
