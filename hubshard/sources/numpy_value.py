@@ -72,7 +72,9 @@ class NumpyValue:
     def read(self, box: Box) -> Buffer:
         """A view of the array's own memory where its bytes lie together and in order, else a copy of the box alone."""
         part = self.array[tuple(slice(*ends) for ends in zip(box.offset, box.stop, strict=True))]
-        # reshape copies where it must; a 0-d array is indexed to a scalar, which has reshape too
+        # reshape copies where it must, but leaves even steps; a 0-d array is indexed to a scalar, which has it too
         flat = part.reshape(-1)
+        if not flat.flags.c_contiguous:
+            flat = flat.copy()
         little = flat.astype(flat.dtype.newbyteorder("<"), copy=False)
-        return memoryview(little.view("u1")).cast("B").toreadonly()
+        return memoryview(little.view("u1")).toreadonly()

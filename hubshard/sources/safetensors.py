@@ -81,7 +81,8 @@ class SafetensorsSource:
         self.weight_files: Sequence[str] = tuple(shard.entry.path for shard in shards)
         digests = {shard.entry.path: FileDigest(shard.entry.nbytes, shard.entry.sha256 or "") for shard in shards}
         self.manifest: Manifest = manifest_of_headers(map(_without_format, headers.items()), digests=digests)
-        self.manifest.validate()
+        # the headers are checked, so whole tensors tile; what is looked up by threads is made before they come
+        self._piece_of = {piece.tensor: piece for piece in self.manifest.pieces}
         self.header_metadata: Mapping[str, str] = self._merged_metadata(headers)
 
     def specs(self) -> Sequence[TensorSpec]:
@@ -113,7 +114,7 @@ class SafetensorsSource:
             raise FormatError(f"tensor {name!r}: {into.nbytes} bytes do not hold {box.shape} of {spec.dtype}")
         if not box.numel:
             return
-        extent = _extent_within(self.manifest.pieces_of[name][0], box, spec)
+        extent = _extent_within(self._piece_of[name], box, spec)
         if extent is not None:
             self._store.read(self._at, extent.path, extent.start, extent.stop, into)
             return

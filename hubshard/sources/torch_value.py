@@ -121,8 +121,9 @@ class TorchValue:
         part = tensor[self._slices(box)].resolve_conj().resolve_neg()
         if self.spec.dtype in CASTABLE:
             part = part.to(getattr(torch, CASTABLE[self.spec.dtype]), memory_format=torch.contiguous_format)
-        flat = part.contiguous().cpu().reshape(-1).view(torch.uint8)
-        return memoryview(cast("Buffer", flat.numpy())).cast("B").toreadonly()
+        # a lone element counts as contiguous whatever its stride, and as_strided settles it
+        flat = part.contiguous().cpu().as_strided((part.numel(),), (1,)).view(torch.uint8)
+        return memoryview(cast("Buffer", flat.numpy())).toreadonly()
 
     def _slices(self, box: Box) -> tuple[slice, ...]:
         ranges = list(zip(box.offset, box.stop, strict=True))

@@ -79,8 +79,9 @@ def _quantized(model: Any) -> tuple[Mapping[str, Any] | None, Mapping[str, str]]
         return None, {}
     if not quantizer.is_serializable():
         method = getattr(quantizer.quantization_config, "quant_method", "unknown")
+        method = getattr(method, "value", method)
         raise FormatError(
-            f"{type(model).__name__} is quantized with {getattr(method, 'value', method)}, which transformers cannot save",
+            f"{type(model).__name__} is quantized with {method}, which transformers cannot save",
             hint="publish the model before quantisation, or dequantize it",
         )
     state_dict, metadata = quantizer.get_state_dict_and_metadata(model)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+
+from hubshard.errors import FormatError, HubshardError, IncompleteError, NotFoundError, UnsafeFormatError
+from hubshard.protocols import Entry
+from hubshard.sources.weight_files import WeightFiles, find_weight_files
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+INDEX = "model.safetensors.index.json"
+
+
+def find(*names: str, folder: str = "", path: str | None = None, variant: str | None = None) -> WeightFiles:
+    entries = {name: Entry(name, 1, None, name) for name in names}
+    return find_weight_files(entries, folder=folder, path=path, variant=variant)
+
+
+def test_a_single_file_is_found_among_stray_files() -> None:
+    found = find("README.md", "model.safetensors", "consolidated.safetensors", "adapter_model.safetensors", "a/b.bin")
+    assert found == WeightFiles("model.safetensors", is_index=False)
+
+
+def test_an_index_is_found_among_its_shards_and_consolidated_weights() -> None:
+    assert find(*SHARDS, INDEX, "consolidated.safetensors") == WeightFiles(INDEX, is_index=True)
+
+
+def test_a_single_file_goes_before_an_index_and_a_note_says_so() -> None:
+    found = find(*SHARDS, INDEX, "model.safetensors")
+    assert (found.path, found.is_index) == ("model.safetensors", False)
+    assert INDEX in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_index"),
+    [
+        ("model.fp16.safetensors", False),
+        ("model.safetensors.index.fp16.json", True),
+        ("model.fp16.safetensors.index.json", True),
+    ],
+)
+def test_a_variant_is_found_under_each_of_its_names(name: str, is_index: bool) -> None:
+    assert find("model.safetensors", INDEX, *SHARDS, name, variant="fp16") == WeightFiles(name, is_index)
+
+
+def test_a_folder_is_searched_alone() -> None:
+    found = find("model.safetensors", "unet/model.safetensors", "unet/x/model.safetensors", folder="unet/")
+    assert found.path == "unet/model.safetensors"
+
+
+def test_a_lone_checkpoint_of_another_name_is_taken_and_a_note_says_so() -> None:
+    found = find("config.json", "weights.safetensors")
+    assert (found.path, found.is_index) == ("weights.safetensors", False)
+    assert "weights.safetensors" in found.notes[0]
+    found = find("x-1-of-2.safetensors", "x-2-of-2.safetensors", "x.safetensors.index.json")
+    assert (found.path, found.is_index) == ("x.safetensors.index.json", True)
+
+
+def test_a_path_is_taken_as_it_is() -> None:
+    assert find("f/a.safetensors", "f/b.safetensors", folder="f", path="b.safetensors").path == "f/b.safetensors"
+    assert find(INDEX, "model.safetensors", path=INDEX) == WeightFiles(INDEX, is_index=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "error", "says"),
+    [
+        ((), {}, NotFoundError, "it is empty"),
+        (("README.md", "x.txt"), {}, NotFoundError, "there are: README.md, x.txt"),
+        (("model.safetensors",), {"variant": "fp16"}, NotFoundError, "model.fp16.safetensors"),
+        (("model.fp16.safetensors",), {}, NotFoundError, "model.fp16.safetensors"),
+        (("model.safetensors",), {"folder": "unet"}, NotFoundError, "unet holds no model.safetensors"),
+        (("model.safetensors",), {"path": "modle.safetensors"}, NotFoundError, "modle.safetensors is not there"),
+        (("a.safetensors", "b.safetensors"), {}, FormatError, "a.safetensors, b.safetensors"),
+        (SHARDS, {}, IncompleteError, f"no {INDEX}"),
+        ((*SHARDS, "adapter_model.safetensors"), {}, IncompleteError, f"no {INDEX}"),
+        (("model-00000-of-00001.safetensors",), {}, IncompleteError, f"no {INDEX}"),
+        (("pytorch_model.bin", "README.md"), {}, UnsafeFormatError, "pytorch_model.bin"),
+        (("consolidated.00.pth",), {}, UnsafeFormatError, "consolidated.00.pth"),
+        (("model.safetensors",), {"path": "../model.safetensors"}, FormatError, "plain path"),
+        (("model.safetensors",), {"variant": "../x"}, FormatError, "variant"),
+    ],
+)
+def test_what_is_not_one_checkpoint_is_refused_with_what_is_there(
+    names: tuple[str, ...], options: dict[str, str], error: type[HubshardError], says: str
+) -> None:
+    with pytest.raises(error) as caught:
+        find(*names, **options)
+    assert type(caught.value) is error
+    assert says in str(caught.value)
+
+
+def test_only_pickled_weights_are_refused_with_the_way_out() -> None:
+    with pytest.raises(UnsafeFormatError) as caught:
+        find("pytorch_model.bin")
+    assert caught.value.hint is not None
+    assert "safetensors" in caught.value.hint
