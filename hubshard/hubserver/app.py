@@ -16,6 +16,7 @@ from hubshard.hubserver.api.lfs import lfs_routes
 from hubshard.hubserver.api.refs import ref_routes
 from hubshard.hubserver.api.repos import repo_routes
 from hubshard.hubserver.api.resolve import resolve_routes
+from hubshard.hubserver.api.safetensors import safetensors_routes
 from hubshard.hubserver.api.service import service_routes
 from hubshard.hubserver.api.tree import tree_routes
 from hubshard.hubserver.db import CORE
@@ -65,6 +66,7 @@ def create_app_with(state: HubState) -> Starlette:
             *discussion_routes(state),
             *lfs_routes(state),
             *xet_routes(state),
+            *safetensors_routes(state),
             *resolve_routes(state),
         ],
         middleware=[Middleware(Edge)],

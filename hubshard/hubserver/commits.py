@@ -137,9 +137,10 @@ def write(
     author: str,
     title: str,
     message: str = "",
+    date: float | None = None,
 ) -> Commit:
     """Add a commit, inside a write transaction. Its id is the sha1 of what it is, in the order git writes it."""
-    date = time.time()
+    date = time.time() if date is None else date
     lines = [
         f"tree {tree.hex() if tree else ''}",
         *([f"parent {parent}"] if parent else []),

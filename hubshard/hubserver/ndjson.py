@@ -96,7 +96,9 @@ class CommitReader:
         summary, parent = value.get("summary"), value.get("parentCommit")
         if not isinstance(summary, str) or not summary.strip():
             raise bad_request("the commit has no summary")
-        self.summary, self.description = summary, str(value.get("description") or "")
+        title, _, rest = summary.strip().partition("\n")
+        parts = (rest.strip(), str(value.get("description") or "").strip())
+        self.summary, self.description = title.strip(), "\n\n".join(part for part in parts if part)
         self.parent = str(parent) if parent else None
         self._seen_header = True
 

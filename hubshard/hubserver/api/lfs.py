@@ -21,6 +21,7 @@ from hubshard.hubserver.auth import require_write
 from hubshard.hubserver.errors import ApiError, bad_request, forbidden, repo_not_found, unprocessable
 from hubshard.hubserver.http import Call, page, route
 from hubshard.hubserver.multipart import PartWriter, join_parts
+from hubshard.hubserver.rewrite import drop_files
 from hubshard.hubserver.xet.streams import receive
 
 if TYPE_CHECKING:
@@ -160,8 +161,10 @@ def _complete(call: Call) -> Response:
     etags = {int(part["partNumber"]): str(part["etag"]).strip('"') for part in parts}
     if sorted(etags) != list(range(1, -(-claims["size"] // state.settings.lfs_part_bytes) + 1)):
         raise bad_request("the list of parts is not complete")
-    join_parts(state.root, state.objects, claims["upload"], etags, claims["oid"], claims["size"])
-    _register(state, claims)
+    # A client that lost the answer completes again; the parts are gone then, and the repo holds the object.
+    if registry.held_bytes(state.db.connection(), claims["repo"], claims["oid"]) is None:
+        join_parts(state.root, state.objects, claims["upload"], etags, claims["oid"], claims["size"])
+        _register(state, claims)
     return JSONResponse({"success": True})
 
 
@@ -224,10 +227,9 @@ def _all_trees(connection: sqlite3.Connection, repo: Repo) -> Iterator[tuple[str
 
 
 def _delete(call: Call) -> Response:
-    """Give up large files for good. Commits that named them go on naming them; their contents are gone.
+    """Give up large files for good.
 
-    With ``rewriteHistory`` the heads of all branches and pull requests get a commit without those files; files that
-    are still named by a head are refused without it.
+    With ``rewriteHistory`` no commit names them afterwards; without it they are named still, and cannot be read.
     """
     deletions = call.json().get("deletions") or {}
     shas, rewrite = {str(sha) for sha in deletions.get("sha", [])}, bool(deletions.get("rewriteHistory"))
@@ -237,24 +239,12 @@ def _delete(call: Call) -> Response:
         if unknown:
             raise ApiError(404, f"the repo holds no LFS file {', '.join(unknown)}")
         if rewrite:
-            _rewrite(connection, repo, shas, call.principal.name or "anonymous")
+            drop_files(connection, repo.id, shas)
         connection.executemany(
             "DELETE FROM lfs_files WHERE repo_id = ? AND sha256 = ?", [(repo.id, sha) for sha in shas]
         )
         _drop_unheld(connection, call.state, shas)
     return JSONResponse({"success": True})
-
-
-def _rewrite(connection: sqlite3.Connection, repo: Repo, shas: set[str], author: str) -> None:
-    """Every branch and pull request that names the files gets one commit, without parent, that does not."""
-    for ref in refs.listing(connection, repo.id):
-        head = commits.get(connection, repo.id, ref.commit)
-        gone = {entry.path: None for entry in trees.load(connection, head.tree) if entry.sha256 in shas}
-        if gone and not ref.name.startswith("refs/tags/"):
-            tree = trees.update(connection, head.tree, gone)
-            title = f"Remove {len(gone)} LFS file(s) from history"
-            made = commits.write(connection, repo.id, parent=None, tree=tree, author=author, title=title)
-            refs.set_head(connection, repo.id, ref.name, made.oid)
 
 
 def _drop_unheld(connection: sqlite3.Connection, state: HubState, shas: set[str]) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from hubshard.hubserver import commits, contents, refs, trees
+from hubshard.hubserver import commits, contents, refs, registry, trees
 from hubshard.hubserver.access import repo_of
 from hubshard.hubserver.errors import ApiError, entry_not_found
 from hubshard.hubserver.http import base_url, unquote
@@ -88,7 +88,8 @@ class _Resolver:
             if entry is None:
                 raise entry_not_found(params["path"], oid)
             data = contents.blob(connection, entry) if entry.sha256 is None else None
-        stored = None if entry.sha256 is None else self._state.objects.stat(entry.sha256)
+            held = entry.sha256 is not None and registry.held_bytes(connection, repo.id, entry.sha256) is not None
+        stored = self._state.objects.stat(entry.sha256) if held and entry.sha256 else None
         if data is None and stored is None:
             raise ApiError(
                 404,
