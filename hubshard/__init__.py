@@ -21,25 +21,44 @@ from hubshard.errors import (
 from hubshard.events import Event, OnEvent
 
 if TYPE_CHECKING:
-    pass
+    from hubshard.fetch import pull
+    from hubshard.lazy import Checkpoint, LazyTensor, LoadReport, load_into, open_checkpoint
+    from hubshard.publish import Published, push_to_hub
 
 __all__ = [
+    "Checkpoint",
     "ConflictError",
     "Event",
     "FormatError",
     "HubshardError",
     "IncompleteError",
     "IntegrityError",
+    "LazyTensor",
+    "LoadReport",
     "NotFoundError",
     "OnEvent",
+    "Published",
     "StoreError",
     "UnsafeFormatError",
     "__version__",
+    "load_into",
+    "open_checkpoint",
+    "pull",
+    "push_to_hub",
 ]
 
 __version__ = "0.1.0"
 
-_HOME: dict[str, str] = {}
+_HOME = {
+    "Checkpoint": "hubshard.lazy",
+    "LazyTensor": "hubshard.lazy",
+    "LoadReport": "hubshard.lazy",
+    "Published": "hubshard.publish",
+    "load_into": "hubshard.lazy",
+    "open_checkpoint": "hubshard.lazy",
+    "pull": "hubshard.fetch",
+    "push_to_hub": "hubshard.publish",
+}
 """The module that each late name comes from."""
 
 

@@ -12,17 +12,25 @@ import pytest
 import hubshard
 
 PUBLIC = {
+    "Checkpoint",
     "ConflictError",
     "Event",
     "FormatError",
     "HubshardError",
     "IncompleteError",
     "IntegrityError",
+    "LazyTensor",
+    "LoadReport",
     "NotFoundError",
     "OnEvent",
+    "Published",
     "StoreError",
     "UnsafeFormatError",
     "__version__",
+    "load_into",
+    "open_checkpoint",
+    "pull",
+    "push_to_hub",
 }
 """Add a name here only with a reason: every one of them is a promise."""
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
+import sys
 from collections.abc import Callable
 from enum import Enum
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any, NoReturn, ParamSpec
 
 import typer
 
@@ -31,21 +34,38 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; stdout 
 Events = Annotated[Path | None, typer.Option("--events", metavar="FILE", help="Append each event as a line of JSON.")]
 
 
-def interruptible(note: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Ctrl-C ends the verb with exit status 130 and one line that says `note`: what is left, and what to do."""
+def interruptible(note: str, *, at_once: bool = False) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Ctrl-C ends the verb with exit status 130 and one line.
+
+    Args:
+        note: what is left, and what to do.
+        at_once: do not wait for what runs in threads. For verbs that a kill does not harm: they may hold gigabytes that
+            are still to be sent.
+    """
 
     def decorate(verb: Callable[P, None]) -> Callable[P, None]:
         @wraps(verb)
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            before = signal.signal(signal.SIGINT, lambda *_: _leave(note)) if at_once else None
             try:
                 verb(*args, **kwargs)
             except KeyboardInterrupt:
                 typer.echo(f"\nInterrupted: {note}", err=True)
                 raise typer.Exit(130) from None
+            finally:
+                if before is not None:
+                    signal.signal(signal.SIGINT, before)
 
         return run
 
     return decorate
+
+
+def _leave(note: str) -> NoReturn:
+    show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
+    sys.stderr.write(f"{show_cursor}\nInterrupted: {note}\n")
+    sys.stderr.flush()
+    os._exit(130)
 
 
 def echo_json(value: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -90,8 +91,7 @@ def _choose_model(console: Console, root: Path, *, model: Path | None, offline: 
 
 
 def _repo_name(path: Path) -> str:
-    name = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in path.resolve().name)
-    return name.replace("--", "-").replace("..", ".").strip("-.") or "model"
+    return re.sub(r"[^A-Za-z0-9_]+", "-", path.resolve().name)[:80].strip("-") or "model"
 
 
 def _publish_first(console: Console, world: World, model: DemoModel, summary: _Summary) -> Mapping[str, Any]:

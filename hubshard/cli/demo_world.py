@@ -110,6 +110,7 @@ class World:
         own = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
         return own | {
             "HF_ENDPOINT": self.url,
+            "HF_TOKEN": "hf_demo",  # the embedded Hub takes any
             "HF_HOME": str(self.root / "homes" / home),
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "NO_PROXY": "127.0.0.1",

@@ -23,7 +23,10 @@ class Staging(str, Enum):
     none = "none"
 
 
-@interruptible("readers see nothing of this publish; run the same command again, it goes on from the finished shards.")
+@interruptible(
+    "readers see nothing of this publish; run the same command again, it goes on from the finished shards.",
+    at_once=True,
+)
 def publish(
     source: Annotated[str, typer.Argument(help="A directory or file of safetensors, or org/name[@revision].")],
     repo: Annotated[str, typer.Argument(help="org/name on the Hub; made if it does not exist.")],
@@ -59,7 +62,7 @@ def publish(
     from hubshard.cli.progress import reporting
     from hubshard.publish import push_to_hub
 
-    with reporting(quiet=quiet or as_json, events=events) as on_event:
+    with reporting(quiet=quiet, events=events) as on_event:
         published = push_to_hub(
             source,
             repo,

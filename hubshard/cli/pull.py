@@ -12,14 +12,17 @@ from hubshard.cli.common import Events, Json, Kind, Quiet, RepoType, Revision, T
 __all__ = ["pull"]
 
 
-@interruptible("no half file is shown; run the same command again, it goes on from the bytes that have arrived.")
+@interruptible(
+    "no half file is shown; run the same command again, it goes on from the bytes that have arrived.", at_once=True
+)
 def pull(
     repo: Annotated[str, typer.Argument(help="org/name[@revision]")],
     *,
     revision: Revision = None,
     local_dir: Annotated[Path | None, typer.Option(help="A directory; the Hugging Face cache by default.")] = None,
     cache_dir: Annotated[Path | None, typer.Option(help="Another cache than that of HF_HOME.")] = None,
-    include: Annotated[list[str] | None, typer.Option(help="Patterns of files to take.")] = None,
+    variant: Annotated[str | None, typer.Option(help="As in model.fp16.safetensors.")] = None,
+    include: Annotated[list[str] | None, typer.Option(help="Patterns of files that replace the usual choice.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Patterns of files to leave.")] = None,
     token: Token = None,
     repo_type: RepoType = Kind.model,  # noqa: ARG001 - there is one kind
@@ -32,11 +35,12 @@ def pull(
     from hubshard.fetch import pull as fetch
 
     repo_id, _, at = repo.removeprefix("hf://").partition("@")
-    with reporting(quiet=quiet or as_json, events=events) as on_event:
+    with reporting(quiet=quiet, events=events) as on_event:
         path = fetch(
             repo_id,
             revision=revision or at or None,
             local_dir=local_dir,
+            variant=variant,
             include=include,
             exclude=exclude,
             cache_dir=cache_dir,
