@@ -1,0 +1,3 @@
+"""Where revisions of files live: a local directory, or a repo on the Hub."""
+
+from __future__ import annotations

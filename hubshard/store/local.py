@@ -1,0 +1,286 @@
+"""A directory as a store: one branch, "main", whose commits replace the directory as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from hubshard.errors import ConflictError, FormatError, IntegrityError, NotFoundError, StoreError
+from hubshard.protocols import Content, Entry, Revision, Staged
+from hubshard.store.content import sha256_of
+from hubshard.store.local_stage import StagingArea, check_free_space
+from hubshard.store.local_swap import Checkpoint, ignore, locked, recover, swap_in, sync_folder, workspace_of
+from hubshard.store.local_tree import FileState, is_private, revision_id, scan, state_of, walk
+from hubshard.store.paths import check_path
+
+__all__ = ["LocalStore"]
+
+_MAIN = "main"
+_KEPT_REVISIONS = 8
+
+
+class LocalStore:
+    """A directory as a `Store`.
+
+    Its revisions are made by `commit`, which builds the next state beside the directory (unchanged files are linked,
+    not copied), makes it durable, and exchanges the two; and by whoever writes into it. Only its newest revision can be
+    read: one that was replaced is not there any more. `.git` and `.cache` at its top belong to no revision and stay.
+    Links to files are followed where they stay inside (or lead to the blobs of the Hugging Face cache, where the
+    directory is a snapshot there).
+
+    `Entry.sha256` is known for files that this object committed, `Entry.blob_id` is a mark of the file otherwise.
+
+    Args:
+        root: the directory; it need not exist.
+        checkpoint: called with a name before each step that writes.
+    """
+
+    def __init__(self, root: Path, *, checkpoint: Checkpoint = ignore) -> None:
+        self.root = root.resolve()
+        self._checkpoint = checkpoint
+        self._staging = StagingArea(workspace_of(self.root), checkpoint)
+        self._revisions: dict[str, Mapping[str, FileState]] = {}
+        self._sha256: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"LocalStore({str(self.root)!r})"
+
+    def head(self, branch: str) -> Revision | None:
+        """The state of the directory now; None where it does not exist, or for another branch than "main".
+
+        Raises:
+            FormatError: a link in it leads out of it.
+        """
+        if not self.root.exists() and workspace_of(self.root).exists():
+            with _explained(self.root), locked(self.root):
+                recover(self.root)
+        return self._look(branch)
+
+    def _look(self, branch: str = _MAIN) -> Revision | None:
+        if not self.root.exists():
+            return None
+        if not self.root.is_dir():
+            raise FormatError(f"{self.root} is not a directory")
+        with _explained(self.root):
+            files = scan(self.root)
+        commit = revision_id(files)
+        self._remember(commit, files)
+        return Revision(branch, commit) if branch in {_MAIN, commit} else None
+
+    def list(self, at: Revision) -> Sequence[Entry]:
+        """All files of the revision, sorted by path.
+
+        Raises:
+            NotFoundError: the directory has changed since.
+        """
+        return [self._entry(state) for state in self._files(at).values()]
+
+    def read(self, at: Revision, path: str, start: int, stop: int, into: memoryview) -> None:
+        """Fill `into` with bytes `start` to `stop` of a file.
+
+        Raises:
+            NotFoundError: no such file or revision.
+            IntegrityError: the file has changed since, or is shorter.
+        """
+        state = self._files(at).get(path)
+        if state is None:
+            raise NotFoundError(f"{path} is not in {self.root}")
+        with _explained(self.root), state.real.open("rb", buffering=0) as file:
+            if state_of(path, state.real, os.fstat(file.fileno())).mark != state.mark:
+                raise IntegrityError(f"{path} in {self.root} has changed since it was looked at", hint="open it again")
+            file.seek(start)
+            rest = into.cast("B")[: stop - start]
+            while rest.nbytes:
+                count = file.readinto(rest)
+                if not count:
+                    raise IntegrityError(f"{path} in {self.root} ends before byte {stop}")
+                rest = rest[count:]
+
+    def stage(self, branch: str, path: str, data: Content, *, nbytes: int, sha256: str | None = None) -> Staged:
+        """Write content durably beside the directory; content that is staged there already is not written again.
+
+        Raises:
+            IntegrityError: `data` has another size or hash than said.
+            StoreError: no room, or the disk failed.
+        """
+        _check_branch(branch)
+        check_path(path)
+        with _explained(self.root):
+            found = self._staging.find(sha256, nbytes) if sha256 is not None else None
+            if found is not None and sha256 is not None:
+                return Staged(path, nbytes, sha256, {"staged": found})
+            name, sha256 = self._staging.add(data, path=path, nbytes=nbytes, sha256=sha256)
+        return Staged(path, nbytes, sha256, {"staged": name}, nbytes_sent=nbytes)
+
+    def commit(
+        self,
+        branch: str,
+        *,
+        parent: Revision | None,
+        add: Sequence[Staged],
+        remove: Sequence[str],
+        message: str,
+        publish_id: str,
+    ) -> Revision:
+        """Replace the directory by its next state.
+
+        `message` and `publish_id` are kept nowhere: there is no history, and no answer to be lost.
+
+        Raises:
+            ConflictError: the directory is not at `parent`.
+            FormatError: a path would be a file and a folder, or differ from another by case only.
+            StoreError: a staged file is gone, no room, or the disk failed.
+        """
+        del message, publish_id
+        _check_branch(branch)
+        with _explained(self.root), locked(self.root):
+            recover(self.root, self._checkpoint)
+            self._check_head(parent)
+            current = scan(self.root) if parent else {}
+            added = {check_path(staged.path): self._content_of(staged, current) for staged in add}
+            kept = set(current) - set(remove) - set(added)
+            _check_names(kept, added)
+            workspace_of(self.root).mkdir(exist_ok=True)
+            self._build(added, gone=set(current) - kept)
+            swap_in(self.root, self._checkpoint)
+            self._forget_staged(add)
+            self._staging.clean()
+        return self._committed(add)
+
+    def _check_head(self, parent: Revision | None) -> None:
+        head = self._look()
+        if (head.commit if head else None) != (parent.commit if parent else None):
+            found = "holds other files by now" if head and parent else "exists already" if head else "is gone"
+            raise ConflictError(f"{self.root} {found}", hint="look at what is there now, then run it again")
+
+    def _content_of(self, staged: Staged, current: Mapping[str, FileState]) -> Path:
+        if staged.receipt:
+            return self._staging.file_of(str(staged.receipt["staged"]), staged.nbytes)
+        for state in current.values():
+            if state.nbytes == staged.nbytes and self._hashed(state) == staged.sha256:
+                return state.real
+        raise StoreError(f"{staged.path}: no file in {self.root} has the sha256 {staged.sha256}", hint="stage it")
+
+    def _hashed(self, state: FileState) -> str:
+        known = self._sha256.get(state.mark)
+        return known or sha256_of(state.real, path=state.path, nbytes=state.nbytes)
+
+    def _build(self, added: Mapping[str, Path], *, gone: set[str]) -> None:
+        """Make the next state in `new/` of the workspace, durable in all but its own name."""
+        new = workspace_of(self.root) / "new"
+        self._checkpoint("build")
+        new.mkdir()
+        if self.root.exists():
+            shutil.copymode(self.root, new)
+            for entry in walk(self.root):
+                path = PurePosixPath(Path(entry.path).relative_to(self.root).as_posix())
+                if path.as_posix() not in gone or is_private(path):
+                    _carry(entry, new / path)
+        self._checkpoint("add")
+        used: set[Path] = set()
+        for path_, file in added.items():
+            _place(file, new / path_, own=file in used or not file.parent.name.startswith("staged-"))
+            used.add(file)
+        self._checkpoint("sync")
+        for folder, _, _ in os.walk(new, topdown=False):
+            sync_folder(Path(folder))
+
+    def _forget_staged(self, add: Sequence[Staged]) -> None:
+        for staged in add:
+            if staged.receipt:
+                (workspace_of(self.root) / str(staged.receipt["staged"])).unlink(missing_ok=True)
+
+    def _committed(self, add: Sequence[Staged]) -> Revision:
+        head = self._look()
+        if head is None:
+            raise ConflictError(f"{self.root} was removed just after it was written")
+        for staged in add:
+            state = self._revisions[head.commit].get(staged.path)
+            if state is not None:
+                self._sha256[state.mark] = staged.sha256
+        return head
+
+    def _files(self, at: Revision) -> Mapping[str, FileState]:
+        if at.commit not in self._revisions:
+            self.head(_MAIN)
+        if at.commit not in self._revisions:
+            raise NotFoundError(
+                f"{self.root} has changed since it was looked at ({at.commit[:12]})", hint="open it again"
+            )
+        return self._revisions[at.commit]
+
+    def _remember(self, commit: str, files: Mapping[str, FileState]) -> None:
+        self._revisions[commit] = files
+        for oldest in list(self._revisions)[:-_KEPT_REVISIONS]:
+            self._revisions.pop(oldest, None)
+
+    def _entry(self, state: FileState) -> Entry:
+        sha256 = self._sha256.get(state.mark)
+        return Entry(state.path, state.nbytes, sha256, sha256 or state.mark)
+
+
+def _check_branch(branch: str) -> None:
+    if branch != _MAIN:
+        raise FormatError(f"a directory has no branch {branch!r}", hint=f"its one branch is {_MAIN!r}")
+
+
+def _check_names(kept: set[str], added: Mapping[str, Path]) -> None:
+    """Refuse new paths that some file systems could not hold beside the others."""
+    by_case = {path.casefold(): path for path in kept}
+    for path in added:
+        other = by_case.setdefault(path.casefold(), path)
+        if other != path:
+            raise FormatError(f"{path} and {other} differ by case only", hint="rename one of them")
+    for path in kept | set(added):
+        for above in PurePosixPath(path).parents:
+            if above.as_posix() in added or (path in added and above.as_posix() in kept):
+                raise FormatError(
+                    f"{above.as_posix()} would be a file and a folder (of {path})", hint="rename one of them"
+                )
+
+
+def _carry(entry: os.DirEntry[str], target: Path) -> None:
+    """Put what a directory holds into the next one: links as they are, files as second names of the same bytes."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if entry.is_symlink():
+        target.symlink_to(Path(entry.path).readlink())
+    elif entry.is_dir():
+        target.mkdir(exist_ok=True)
+    else:
+        _place(Path(entry.path), target, own=False, keep_times=True)
+
+
+def _place(file: Path, target: Path, *, own: bool, keep_times: bool = False) -> None:
+    """Give a file a second name, or a durable copy where it must be its own or the file system has no links."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not own:
+        with contextlib.suppress(OSError):
+            os.link(file, target)
+            return
+    check_free_space(target.parent, file.stat().st_size, what=target.name)
+    shutil.copyfile(file, target)
+    if keep_times:
+        shutil.copystat(file, target)
+    with target.open("rb+") as copy:
+        os.fsync(copy.fileno())
+
+
+@contextlib.contextmanager
+def _explained(root: Path) -> Iterator[None]:
+    """Errors of the operating system as ours."""
+    try:
+        yield
+    except (StoreError, NotFoundError):
+        raise
+    except FileNotFoundError as error:
+        raise NotFoundError(
+            f"{error.filename} is not there (any more)", hint="did somebody change it? try again"
+        ) from error
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+        hint = "free some space, or choose another disk" if full else None
+        raise StoreError(f"{error.filename or root}: {error.strerror or error}", hint=hint) from error

@@ -1,0 +1,112 @@
+"""What a directory holds: its files, how they are told apart, and the id of the whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from hubshard.errors import FormatError
+
+__all__ = ["FileState", "allowed_roots", "is_private", "revision_id", "scan", "state_of", "walk"]
+
+_PRIVATE = {".git", ".cache"}
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """A file as it was when the directory was looked at.
+
+    Attributes:
+        path: POSIX, relative to the root.
+        real: where its bytes are, links resolved.
+        nbytes: its size (bytes).
+        mtime_ns: its time of modification (nanoseconds since the epoch).
+        inode: its number in the file system.
+    """
+
+    path: str
+    real: Path
+    nbytes: int
+    mtime_ns: int
+    inode: int
+
+    @property
+    def mark(self) -> str:
+        """Changes when the file is written or replaced."""
+        return f"{self.nbytes}-{self.mtime_ns}-{self.inode}"
+
+
+def scan(root: Path) -> dict[str, FileState]:
+    """All files of a directory by path, without `.git` and `.cache` at its top.
+
+    A link to a file is followed where it stays inside; a link to a folder inside is left out, since its files are
+    listed under their own folder.
+
+    Raises:
+        FormatError: a link leads out of the directory or to nothing, or something is neither file, folder nor link.
+    """
+    roots = allowed_roots(root)
+    found = (_file(root, entry, roots) for entry in walk(root) if not is_private(_relative(root, entry)))
+    return dict(sorted((state.path, state) for state in found if state is not None))
+
+
+def walk(folder: Path | str) -> Iterator[os.DirEntry[str]]:
+    """Everything below a folder but the folders themselves, unless they are empty; links are not followed."""
+    with os.scandir(folder) as entries:
+        below = list(entries)
+    for entry in below:
+        if entry.is_dir(follow_symlinks=False) and any(os.scandir(entry.path)):
+            yield from walk(entry.path)
+        else:
+            yield entry
+
+
+def allowed_roots(root: Path) -> tuple[Path, ...]:
+    """Where links may lead: the directory itself, and the blobs where it is a snapshot in the Hugging Face cache."""
+    real = root.resolve()
+    blobs = real.parent.parent / "blobs"
+    return (real, blobs) if real.parent.name == "snapshots" and blobs.is_dir() else (real,)
+
+
+def revision_id(files: Mapping[str, FileState]) -> str:
+    """40 hexadecimal digits that change when a file is added, removed or written."""
+    digest = hashlib.sha256()
+    for path, state in sorted(files.items()):
+        digest.update(f"{path}\0{state.nbytes}\0{state.mtime_ns}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()[:40]
+
+
+def is_private(path: PurePosixPath) -> bool:
+    """Whether a relative path belongs to a tool that keeps its notes in the directory, and not to a revision."""
+    return path.parts[0] in _PRIVATE
+
+
+def state_of(path: str, real: Path, status: os.stat_result) -> FileState:
+    """A file's state from its `stat`."""
+    return FileState(path, real, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def _relative(root: Path, entry: os.DirEntry[str]) -> PurePosixPath:
+    return PurePosixPath(Path(entry.path).relative_to(root).as_posix())
+
+
+def _file(root: Path, entry: os.DirEntry[str], roots: tuple[Path, ...]) -> FileState | None:
+    path, real = _relative(root, entry).as_posix(), Path(entry.path)
+    if entry.is_symlink():
+        real = real.resolve()
+        if not any(real.is_relative_to(allowed) for allowed in roots):
+            raise FormatError(
+                f"{path} in {root} links to {real}, outside the directory", hint="copy it in, or remove it"
+            )
+        if not real.exists():
+            raise FormatError(f"{path} in {root} links to {real}, which does not exist", hint="remove the link")
+    status = real.stat()
+    if stat.S_ISDIR(status.st_mode):
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        raise FormatError(f"{path} in {root} is neither a file nor a folder", hint="remove it")
+    return state_of(path, real, status)
