@@ -39,7 +39,7 @@ THIRD_PARTY = {
     "transformers": {"sources/*", "lazy/*", "integrations/*", "cli/demo_client.py"},
     "accelerate": {"lazy/*", "integrations/*"},
     "deepspeed": {"integrations/*"},
-    "huggingface_hub": {"store/hub*.py", "store/lfs.py", "store/xet.py", "fetch/cache*.py", "cli/demo_client.py"},
+    "huggingface_hub": {"store/hub*.py", "store/lfs.py", "store/xet.py", "fetch/hub.py", "cli/demo_client.py"},
     "hf_xet": {"store/hub*.py", "store/xet.py"},
     "typer": {"cli/*"},
     "rich": {"cli/*"},
