@@ -134,6 +134,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         store: the store of those files, or None.
         at: the revision of the store, or None.
         folder: where in the store, "" for its root.
+        root: the local folder that the store shows, or None.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         store: Store | None = None,
         at: Revision | None = None,
         folder: str = "",
+        root: Path | None = None,
         close: Callable[[], object] | None = None,
     ) -> None:
         """Wrap a source; `open_checkpoint` is what opens one.
@@ -156,13 +158,14 @@ class Checkpoint(Mapping[str, LazyTensor]):
             store: holds the files.
             at: the revision of `store`.
             folder: where in the store.
+            root: the local folder that the store shows.
             close: is called once, when the checkpoint is closed.
         """
         self.source = source
         self.specs: Mapping[str, TensorSpec] = {spec.name: spec for spec in source.specs()}
         self.aliases: Mapping[str, str] = dict(source.aliases())
         self.manifest: Manifest | None = getattr(source, "manifest", None)
-        self.store, self.at, self.folder = store, at, folder
+        self.store, self.at, self.folder, self.root = store, at, folder, root
         self._reader = reader or SourceReader(source, self.specs, LOCAL)
         self._mapped = mapped
         self._closing = ExitStack()
@@ -205,7 +208,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         # on Windows a private mapping counts against memory as if it were all written
         can_map = root is not None and sys.platform != "win32" and sys.byteorder == "little"
         mapped = MappedFiles(root, source.manifest) if can_map and root else None
-        return cls(source, reader=reader, mapped=mapped, store=store, at=at, folder=folder, close=close)
+        return cls(source, reader=reader, mapped=mapped, store=store, at=at, folder=folder, root=root, close=close)
 
     def __getitem__(self, name: str) -> LazyTensor:
         self._check_open()

@@ -21,6 +21,7 @@ def open_checkpoint(
     *,
     revision: str | None = None,
     variant: str | None = None,
+    subfolder: str = "",
     token: str | bool | None = None,
     endpoint: str | None = None,
 ) -> Checkpoint:
@@ -33,6 +34,7 @@ def open_checkpoint(
             `Source`.
         revision: branch, tag or commit of a repo; None for main, or what `source` says.
         variant: as in `model.fp16.safetensors`.
+        subfolder: of the repo or directory, where the checkpoint is.
         token: for the Hub; None for the one that is logged in.
         endpoint: of the Hub; None for the usual one.
 
@@ -42,20 +44,23 @@ def open_checkpoint(
         IncompleteError: shards without their index.
     """
     if not isinstance(source, (str, os.PathLike)):
-        if revision or variant:
-            raise FormatError("a Source has neither revisions nor variants", hint="leave revision and variant out")
+        if revision or variant or subfolder:
+            raise FormatError("a Source has no revision, variant or subfolder", hint="leave them out")
         return Checkpoint(source)
     target = parse_target(source if isinstance(source, str) else Path(source))
     if isinstance(target, RepoTarget):
-        return _open_repo(target, revision=revision, variant=variant, token=token, endpoint=endpoint)
+        store, at, close = _repo(target, revision=revision, token=token, endpoint=endpoint)
+        return Checkpoint.of_store(store, at, folder=subfolder, variant=variant, close=close)
     if revision:
         raise FormatError(f"{target} is a path, which has no revision {revision!r}", hint="leave revision out")
-    return _open_path(target, variant)
+    return _open_path(target, subfolder, variant)
 
 
-def _open_path(path: Path, variant: str | None) -> Checkpoint:
+def _open_path(path: Path, subfolder: str, variant: str | None) -> Checkpoint:
     if path.is_dir():
-        return _at_head(LocalStore(path), variant=variant)
+        return _at_head(LocalStore(path), folder=subfolder, variant=variant)
+    if subfolder:
+        raise FormatError(f"{path} is not a directory, so it has no folder {subfolder!r}", hint="leave subfolder out")
     if not path.is_file():
         raise NotFoundError(f"{path} does not exist", hint="give a directory, a safetensors file, its index, or a repo")
     if path.name.endswith(".json"):
@@ -64,16 +69,16 @@ def _open_path(path: Path, variant: str | None) -> Checkpoint:
     return Checkpoint.of_store(store, store.at, path=path.name, root=path.parent)
 
 
-def _at_head(store: LocalStore, *, variant: str | None, path: str | None = None) -> Checkpoint:
+def _at_head(store: LocalStore, *, variant: str | None, folder: str = "", path: str | None = None) -> Checkpoint:
     at = store.head("main")
     if at is None:
         raise NotFoundError(f"{store.root} does not exist")
-    return Checkpoint.of_store(store, at, path=path, variant=variant)
+    return Checkpoint.of_store(store, at, folder=folder, path=path, variant=variant)
 
 
-def _open_repo(
-    target: RepoTarget, *, revision: str | None, variant: str | None, token: str | bool | None, endpoint: str | None
-) -> Checkpoint:
+def _repo(
+    target: RepoTarget, *, revision: str | None, token: str | bool | None, endpoint: str | None
+) -> tuple[Store, Revision, Callable[[], object] | None]:
     from hubshard.store.hub import HubStore  # noqa: PLC0415  # the client is slow to import
 
     if revision and target.revision and revision != target.revision:
@@ -84,7 +89,7 @@ def _open_repo(
     if at is None:
         raise NotFoundError(f"{target.repo_id} has no revision {branch!r}")
     close: Callable[[], object] | None = getattr(store, "close", None)
-    return Checkpoint.of_store(store, at, variant=variant, close=close)
+    return store, at, close
 
 
 class _LoneFile(Store):

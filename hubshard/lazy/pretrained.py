@@ -1,0 +1,296 @@
+"""transformers' own loading, fed from an open checkpoint: what is downloaded is what is used.
+
+`SomeModel.from_pretrained(None, config=…, state_dict=checkpoint)` keeps all that transformers does with weights: key
+conversion, device maps, tensor parallelism, quantisation. What that call does not know, because it is given no name, is
+put back here: the generation config, the name, custom generation code and adapters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from hubshard.errors import FormatError, NotFoundError
+from hubshard.index import check_path
+from hubshard.lazy.checkpoint import Checkpoint
+from hubshard.lazy.opening import open_checkpoint
+from hubshard.protocols import Source
+from hubshard.store.local import LocalStore
+from hubshard.target import RepoTarget, parse_target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["from_pretrained"]
+
+_CONFIG = "config.json"
+_NO_NAME = "None"  # what transformers calls a model that is given no name
+_ADAPTER_CONFIG = "adapter_config.json"
+_MAX_SMALL_BYTES = 16 * 2**20
+_MAPS_THAT_MAY_USE_DISK = {"auto", "balanced", "balanced_low_0", "sequential"}
+
+
+def from_pretrained(
+    source: str | os.PathLike[str] | Source | Checkpoint,
+    *,
+    model_class: type[Any] | None = None,
+    device_map: Any = None,
+    dtype: Any = "auto",
+    revision: str | None = None,
+    variant: str | None = None,
+    subfolder: str = "",
+    token: str | bool | None = None,
+    endpoint: str | None = None,
+    trust_remote_code: bool = False,
+    **kw: Any,
+) -> PreTrainedModel:
+    """Load a transformers model; of a repo, only the config and the bytes of the weights that are used are fetched.
+
+    Index and headers are checked against each other before the model is built.
+
+    Args:
+        source: what `open_checkpoint` takes, or an open checkpoint, which stays open. A `Source` without files needs
+            `config`.
+        model_class: a model class, or one of the Auto classes; None for the first of the config's architectures.
+        device_map: as transformers takes it, "auto" and "disk" included.
+        dtype: "auto" for the config's, or else the stored one; else a torch dtype or its name.
+        revision: branch, tag or commit of a repo.
+        variant: as in `model.fp16.safetensors`.
+        subfolder: of the repo or directory, where the checkpoint is.
+        token: for the Hub.
+        endpoint: of the Hub.
+        trust_remote_code: run the model's own code, where it has some.
+        **kw: what else the class's `from_pretrained` takes.
+
+    Raises:
+        NotFoundError: no such checkpoint, or no config.
+        FormatError: index and shards do not agree, or no class can be told from the config.
+    """
+    with ExitStack() as stack:
+        checkpoint = source if isinstance(source, Checkpoint) else None
+        if checkpoint is None:
+            checkpoint = stack.enter_context(
+                open_checkpoint(
+                    source,  # type: ignore[arg-type]  # an open one was taken above
+                    revision=revision,
+                    variant=variant,
+                    subfolder=subfolder,
+                    token=token,
+                    endpoint=endpoint,
+                )
+            )
+        folder = stack.enter_context(_small_files(checkpoint, with_code=trust_remote_code))
+        home = _Home(folder, _name(source, checkpoint), _config(folder), trust_remote_code=trust_remote_code)
+        kw |= {"device_map": device_map, "dtype": dtype}
+        if _needs_files(checkpoint, home, device_map):
+            model: PreTrainedModel = _from_files(checkpoint, home, model_class, variant, kw)
+        else:
+            model = _from_mapping(checkpoint, home, model_class, kw)
+        return model
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    # the model's small files: where they are, the name that the model gets, and what config.json says
+    folder: Path | None
+    name: str
+    config: Mapping[str, Any]
+    trust_remote_code: bool
+
+
+def _name(source: Any, checkpoint: Checkpoint) -> str:
+    # what transformers would call the model: the path as given, or the repo
+    if not isinstance(source, (str, os.PathLike)):
+        return str(checkpoint.root or "")
+    target = parse_target(source if isinstance(source, str) else Path(source))
+    return target.repo_id if isinstance(target, RepoTarget) else os.fspath(source)
+
+
+def _from_mapping(checkpoint: Checkpoint, home: _Home, model_class: type[Any] | None, kw: dict[str, Any]) -> Any:
+    config = kw.pop("config", None)
+    if config is None and home.folder is None:
+        raise NotFoundError("this source has no config.json", hint="pass config=")
+    loader = _class(home, config, model_class)
+    if _is_auto(loader):
+        config, kw = _auto_config(home, config, kw)
+        loader, config = _concrete(loader, config)
+    loaded = loader.from_pretrained(
+        None,
+        config=str(home.folder) if config is None else config,
+        state_dict=checkpoint,
+        trust_remote_code=home.trust_remote_code,
+        **kw,
+    )
+    _put_back(loaded[0] if isinstance(loaded, tuple) else loaded, home, kw)
+    return loaded
+
+
+def _from_files(
+    checkpoint: Checkpoint, home: _Home, model_class: type[Any] | None, variant: str | None, kw: dict[str, Any]
+) -> Any:
+    # the weights stay where they are and are read again later, or the quantizer reads the headers itself
+    if home.folder is None or not isinstance(checkpoint.store, LocalStore):
+        raise FormatError(
+            f"{home.name}: this quantization or device map needs the files on this machine",
+            hint="fetch them first (hubshard pull), or leave it out",
+        )
+    loader = _class(home, kw.get("config"), model_class)
+    loaded = loader.from_pretrained(
+        str(home.folder), variant=variant, trust_remote_code=home.trust_remote_code, use_safetensors=True, **kw
+    )
+    _set_name(loaded[0] if isinstance(loaded, tuple) else loaded, home.name, instead_of=str(home.folder))
+    return loaded
+
+
+def _needs_files(checkpoint: Checkpoint, home: _Home, device_map: Any) -> bool:
+    if (home.config.get("quantization_config") or {}).get("quant_method") == "torchao":
+        return True
+    local = isinstance(checkpoint.store, LocalStore)
+    if isinstance(device_map, Mapping):
+        return local and "disk" in device_map.values()
+    return local and device_map in _MAPS_THAT_MAY_USE_DISK
+
+
+def _class(home: _Home, config: Any, model_class: type[Any] | None) -> Any:
+    auto_map = {key: ref for key, ref in (home.config.get("auto_map") or {}).items() if isinstance(ref, str)}
+    if model_class is not None:
+        ref = auto_map.get(model_class.__name__) if _is_auto(model_class) else None
+        return _remote_class(ref, home) if ref and home.trust_remote_code else model_class
+    architectures = getattr(config, "architectures", None) or home.config.get("architectures")
+    if not architectures:
+        raise FormatError(f"{home.name}: its config names no architecture", hint="pass model_class=")
+    name = architectures[0]
+    ref = next((ref for ref in auto_map.values() if ref.rpartition(".")[2] == name), None)
+    if ref and home.trust_remote_code:
+        return _remote_class(ref, home)
+    import transformers  # noqa: PLC0415  # slow, and optional
+
+    found = getattr(transformers, name, None)
+    if found is None:
+        hint = "pass trust_remote_code=True to run its own code" if ref else "pass model_class=, or update transformers"
+        raise FormatError(f"{home.name}: transformers {transformers.__version__} has no class {name}", hint=hint)
+    return found
+
+
+def _remote_class(ref: str, home: _Home) -> Any:
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module  # noqa: PLC0415  # slow, and optional
+
+    return get_class_from_dynamic_module(ref, str(home.folder))
+
+
+def _is_auto(loader: Any) -> bool:
+    return hasattr(loader, "_model_mapping")
+
+
+def _auto_config(home: _Home, config: Any, kw: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    # an Auto class takes a config object; what it absorbs of the keyword arguments goes no further
+    from transformers import AutoConfig  # noqa: PLC0415  # slow, and optional
+
+    if config is not None and not isinstance(config, (str, os.PathLike)):
+        return config, kw
+    kept = {name: kw[name] for name in ("dtype", "device_map", "quantization_config") if name in kw}
+    config, rest = AutoConfig.from_pretrained(
+        str(home.folder if config is None else config),
+        return_unused_kwargs=True,
+        trust_remote_code=home.trust_remote_code,
+        **{name: value for name, value in kw.items() if name not in kept},
+    )
+    return config, rest | kept
+
+
+def _concrete(auto: Any, config: Any) -> tuple[Any, Any]:
+    # an Auto class wants the name of a repo; what it would choose does not depend on one
+    mapping = auto._model_mapping  # noqa: SLF001  # transformers offers no public way to it
+    if type(config) not in mapping:
+        raise FormatError(
+            f"{auto.__name__} has no class for a {type(config).__name__}", hint="pass another model_class="
+        )
+    found = mapping[type(config)]
+    if isinstance(found, (list, tuple)):
+        names = config.architectures or []
+        found = next((cls for cls in found if cls.__name__ in names), found[0])
+    if config.sub_configs.get("text_config") is None or config.sub_configs["text_config"] != found.config_class:
+        return found, config
+    text = config.get_text_config()  # a text model of a model of several kinds
+    if getattr(config, "quantization_config", None) is not None:
+        text.quantization_config = config.quantization_config
+    return found, text
+
+
+def _put_back(model: Any, home: _Home, kw: Mapping[str, Any]) -> None:
+    _set_name(model, home.name)
+    if home.folder is None or not model.can_generate():
+        return
+    if kw.get("generation_config") is None:
+        model.generation_config = _generation_config(home.folder, kw)
+    if home.trust_remote_code and (home.folder / "custom_generate" / "generate.py").is_file():
+        from functools import partial  # noqa: PLC0415  # needed here alone
+
+        custom = model.load_custom_generate(str(home.folder), trust_remote_code=True)
+        model.generate = partial(custom, model=model)
+
+
+def _set_name(model: Any, name: str, *, instead_of: str = _NO_NAME) -> None:
+    # parts of the model, and their configs, took the name from the model's config when they were built
+    holders: list[Any] = [holder for module in model.modules() for holder in (module, getattr(module, "config", None))]
+    for holder in holders:
+        if getattr(holder, "name_or_path", None) == instead_of:
+            holder.name_or_path = name
+
+
+def _generation_config(folder: Path, kw: Mapping[str, Any]) -> Any:
+    from transformers import GenerationConfig  # noqa: PLC0415  # slow, and optional
+
+    known = vars(GenerationConfig.from_dict({}))
+    given = {name: value for name, value in kw.items() if name in known}
+    if (folder / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(str(folder), **given)
+    return GenerationConfig.from_pretrained(str(folder), config_file_name=_CONFIG, _from_model_config=True, **given)
+
+
+def _config(folder: Path | None) -> Mapping[str, Any]:
+    if folder is None or not (folder / _CONFIG).is_file():
+        return {}
+    try:
+        config = json.loads((folder / _CONFIG).read_bytes())
+    except ValueError as error:
+        raise FormatError(f"{folder / _CONFIG} is no valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise FormatError(f"{folder / _CONFIG} is no JSON object")
+    return config
+
+
+@contextmanager
+def _small_files(checkpoint: Checkpoint, *, with_code: bool) -> Iterator[Path | None]:
+    """A folder with the model's configs, and its code where that is to run: the checkpoint's own where it is local."""
+    store, at, folder = checkpoint.store, checkpoint.at, checkpoint.folder
+    if checkpoint.root is not None:
+        yield checkpoint.root / folder
+        return
+    if store is None or at is None:
+        yield None
+        return
+    prefix = f"{folder}/" if folder else ""
+    with TemporaryDirectory(prefix="hubshard-") as scratch:
+        for entry in store.list(at):
+            path = entry.path.removeprefix(prefix)
+            wanted = _is_small_config(path) or (with_code and path.endswith(".py"))
+            if entry.path.startswith(prefix) and wanted and entry.nbytes <= _MAX_SMALL_BYTES:
+                raw = bytearray(entry.nbytes)
+                if raw:
+                    store.read(at, entry.path, 0, entry.nbytes, memoryview(raw))
+                check_path(entry.path, path="the repo")
+                target = Path(scratch) / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(raw)
+        yield Path(scratch)
+
+
+def _is_small_config(path: str) -> bool:
+    return path in {_CONFIG, "generation_config.json", _ADAPTER_CONFIG} or path.startswith("custom_generate/")
