@@ -33,8 +33,8 @@ def note_upload(db: Database, repo_id: int, xorb: bytes, index: XorbIndex) -> No
     """Records that a xorb was uploaded to a repo, and which of its chunks clients will ask about."""
     asked = [chunk for chunk in range(len(index)) if chunk == 0 or _is_asked(index.hash_of(chunk))]
     with db.write() as connection:
-        connection.execute(
-            "INSERT INTO xet_uploads (repo_id, xorb) VALUES (?, ?) ON CONFLICT DO NOTHING", (repo_id, xorb)
+        connection.execute(  # nothing where the repo was deleted meanwhile
+            "INSERT OR IGNORE INTO xet_uploads (repo_id, xorb) SELECT id, ? FROM repos WHERE id = ?", (xorb, repo_id)
         )
         for chunk in asked:
             note_chunk(connection, index.hash_of(chunk), xorb)

@@ -195,6 +195,8 @@ class XetFiles:
 
     def _record(self, file: ShardFile, terms: Sequence[Term], repo_id: int) -> bool:
         with self.db.write() as connection:
+            if connection.execute("SELECT 1 FROM repos WHERE id = ?", (repo_id,)).fetchone() is None:
+                raise NotFoundError("the repo was deleted while files were uploaded to it")
             # Garbage collection removes xorbs in write transactions, so what is there now stays.
             for xorb in {term.xorb for term in terms}:
                 if not self.xorbs.touch(xorb):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hubshard.hubserver.xet.realm import renew_realm
+
 if TYPE_CHECKING:
     from hubshard.hubserver.xet.files import XetFiles
     from hubshard.hubserver.xet.storage import StoredXorb
@@ -38,11 +40,14 @@ def collect_xet(files: XetFiles, *, older_than: float) -> XetFreed:
     """
     with files.db.write() as connection:
         forgotten = connection.execute(_FORGET_FILES, (older_than,)).rowcount
-    freed = [
-        _collect_xorb(files, stored, older_than)
+    unneeded = [
+        stored
         for stored in files.xorbs.listing()
         if stored.modified < older_than and not _is_needed(files, stored.xorb)
     ]
+    if unneeded:  # before the first goes: a client that looks in between must not rely on it
+        renew_realm(files.db)
+    freed = [_collect_xorb(files, stored, older_than) for stored in unneeded]
     return XetFreed(forgotten, sum(nbytes > 0 for nbytes in freed), sum(freed))
 
 

@@ -1,7 +1,7 @@
 """The routes of Xet storage: tokens, xorbs, shards, reconstructions, chunks.
 
-The paths and answers are those of the public CAS API (https://huggingface.co/docs/xet/api), under `/xet`. Routes of
-that API that are not here answer 404, from which clients fall back to the ones that are.
+The paths and answers are those of the public CAS API (https://huggingface.co/docs/xet/api), under
+`/xet/{realm}`. Routes of that API that are not here answer 404, from which clients fall back to those that are.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from hubshard.hubserver.http import base_url, read_body, route
 from hubshard.hubserver.xet.dedup import find_chunk, note_upload
 from hubshard.hubserver.xet.files import XetFiles
 from hubshard.hubserver.xet.hashing import from_hex, to_hex
+from hubshard.hubserver.xet.realm import current_realm
 from hubshard.hubserver.xet.reconstruct import reconstruction
 from hubshard.hubserver.xet.shard import parse_shard
 from hubshard.hubserver.xet.streams import receive, send_range
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["xet_routes"]
 
+# The realm is not looked at: it is there for the clients, see realm.py.
+_BASE = "/xet/{realm}"
 _TOKEN_SECONDS = 3600
 _URL_SECONDS = 3600
 _UPLOADS_AT_ONCE = 12
@@ -63,12 +66,12 @@ def xet_routes(state: HubState) -> list[Route]:
             for kind in repos.TYPES
             for scope in ("read", "write")
         ),
-        cas.route("POST", "/xet/v1/xorbs/default/{hash}", cas.upload_xorb, "xet_xorb"),
-        cas.route("POST", "/xet/v1/shards", cas.upload_shard, "xet_shard"),
-        cas.route("GET", "/xet/v1/reconstructions/{hash}", cas.reconstruction, "xet_reconstruction"),
-        cas.route("GET", "/xet/v1/chunks/{prefix}/{hash}", cas.find_chunk, "xet_chunk"),
+        cas.route("POST", f"{_BASE}/v1/xorbs/default/{{hash}}", cas.upload_xorb, "xet_xorb"),
+        cas.route("POST", f"{_BASE}/v1/shards", cas.upload_shard, "xet_shard"),
+        cas.route("GET", f"{_BASE}/v1/reconstructions/{{hash}}", cas.reconstruction, "xet_reconstruction"),
+        cas.route("GET", f"{_BASE}/v1/chunks/{{prefix}}/{{hash}}", cas.find_chunk, "xet_chunk"),
         cas.route("GET", "/xet/data/{hash}", cas.xorb_bytes, "xet_data"),
-        *(cas.route("POST", f"{prefix}/v1/telemetry", cas.telemetry, "xet_telemetry") for prefix in ("", "/xet")),
+        *(cas.route("POST", f"{prefix}/v1/telemetry", cas.telemetry, "xet_telemetry") for prefix in ("", _BASE)),
     ]
 
 
@@ -91,7 +94,7 @@ def _token_handler(kind: str, scope: Scope) -> Callable[[Call], Response]:
 
 
 def _token_response(token: XetToken, call: Call) -> Response:
-    text, url = sign_token(token, call.state.secret), f"{call.base_url}/xet"
+    text, url = sign_token(token, call.state.secret), f"{call.base_url}/xet/{current_realm(call.state.db)}"
     headers = {"X-Xet-Cas-Url": url, "X-Xet-Access-Token": text, "X-Xet-Token-Expiration": str(token.exp)}
     return JSONResponse({"casUrl": url, "exp": token.exp, "accessToken": text}, headers=headers)
 
