@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -230,8 +231,6 @@ def _put_back(model: Any, home: _Home, kw: Mapping[str, Any]) -> None:
     if kw.get("generation_config") is None:
         model.generation_config = _generation_config(home.folder, kw)
     if home.trust_remote_code and (home.folder / "custom_generate" / "generate.py").is_file():
-        from functools import partial  # noqa: PLC0415  # needed here alone
-
         custom = model.load_custom_generate(str(home.folder), trust_remote_code=True)
         model.generate = partial(custom, model=model)
 

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+COUNTED = """
+import json, sys
+import torch, transformers
+import torch.distributed as dist
+from pathlib import Path
+from hubshard.lazy import Checkpoint, from_pretrained, load_into, open_checkpoint
+from hubshard.lazy.reading import LOCAL
+from hubshard.store.local import LocalStore
+
+class CountingStore:
+    def __init__(self, root):
+        self.inner, self.reads = LocalStore(root), []
+    def head(self, branch):
+        return self.inner.head(branch)
+    def list(self, at):
+        return self.inner.list(at)
+    def read(self, at, path, start, stop, into):
+        self.reads.append(stop - start)
+        self.inner.read(at, path, start, stop, into)
+
+folder = Path(sys.argv[1])
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+store = CountingStore(folder)
+checkpoint = Checkpoint.of_store(store, store.head("main"), policy=LOCAL)
+store.reads.clear()
+
+def report(**found):
+    (folder / f"rank{rank}.out").write_text(json.dumps(found | {"bytes": sum(store.reads)}))
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(
+        vocab_size=1024,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(path, max_shard_size="10MB")
+    return path
+
+
+def on_ranks(world: int, folder: Path, code: str, tmp_path: Path) -> list[Any]:
+    script = tmp_path / "rank.py"
+    script.write_text(COUNTED + textwrap.dedent(code))
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
+    done = subprocess.run([*run, script, folder], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads((folder / f"rank{rank}.out").read_text()) for rank in range(world)]
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_each_rank_reads_only_its_rows_of_distributed_parameters(folder: Path, tmp_path: Path, world: int) -> None:
+    code = """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+    mesh = init_device_mesh("cpu", (world,))
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device(sys.argv[2] if len(sys.argv) > 2 else "meta"):
+        module = transformers.LlamaForCausalLM(config)
+    share = 0
+    for owner in module.modules():
+        for name, p in list(owner.named_parameters(recurse=False)):
+            placements = [Shard(0) if p.ndim == 2 else Replicate()]
+            setattr(owner, name, torch.nn.Parameter(distribute_tensor(p.data, mesh, placements)))
+            share += p.nbytes // (world if p.ndim == 2 else 1)
+    told = load_into(module, checkpoint)
+    whole = open_checkpoint(folder)
+    for name, p in module.named_parameters():
+        assert isinstance(p, DTensor), name
+        assert torch.equal(p.full_tensor(), whole[name][...]), name
+    report(share=share, told=told.bytes_read)
+    """
+    for found in on_ranks(world, folder, code, tmp_path):
+        assert found["share"] <= found["bytes"] <= 1.02 * found["share"]
+        assert found["told"] == found["bytes"]
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_each_rank_of_a_tensor_parallel_model_reads_its_part(folder: Path, tmp_path: Path, world: int) -> None:
+    code = """
+    from transformers.distributed import DistributedConfig
+    model = from_pretrained(checkpoint, distributed_config=DistributedConfig(tp_plan="auto"))
+    nbytes = sum(store.reads)
+    whole = open_checkpoint(folder)
+    bound = exact = 0
+    for name, p in model.named_parameters():
+        held = p.to_local() if hasattr(p, "to_local") else p
+        exact += held.nbytes
+        rows = held.shape[0] < p.shape[0] or held.shape == p.shape
+        bound += held.nbytes if rows else p.nbytes
+        full = p.full_tensor() if hasattr(p, "full_tensor") else p
+        assert torch.equal(full, whole[name][...]), name
+    logits = model(torch.arange(8).reshape(1, 8)).logits
+    logits = logits.full_tensor() if hasattr(logits, "full_tensor") else logits
+    report(read=nbytes, bound=bound, exact=exact, all=checkpoint.nbytes, logits=logits[0, -1, :16].tolist())
+    """
+    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        wanted = model(torch.arange(8).reshape(1, 8)).logits[0, -1, :16]
+    for found in on_ranks(world, folder, code, tmp_path):
+        small_files = 64 * 1024
+        assert found["exact"] < found["all"]
+        assert found["exact"] <= found["read"] <= 1.02 * found["bound"] + small_files
+        assert torch.allclose(torch.tensor(found["logits"]), wanted, atol=1e-4)
+
+
+def test_each_stage_of_a_pipeline_reads_its_layers(folder: Path, tmp_path: Path) -> None:
+    code = """
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        module = transformers.LlamaForCausalLM(config)
+    layer = module.model.layers[rank]
+    told = load_into(layer, checkpoint, prefix=f"model.layers.{rank}.")
+    whole = open_checkpoint(folder)
+    for name, p in layer.named_parameters():
+        assert torch.equal(p, whole[f"model.layers.{rank}.{name}"][...]), name
+    report(share=sum(p.nbytes for p in layer.parameters()))
+    """
+    for found in on_ranks(2, folder, code, tmp_path):
+        assert found["share"] <= found["bytes"] <= 1.02 * found["share"]
