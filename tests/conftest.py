@@ -5,15 +5,19 @@ Name the type of the fixtures with ``if TYPE_CHECKING: from tests.conftest impor
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import textwrap
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
 
 import pytest
 
@@ -21,15 +25,82 @@ from hubshard.hubserver import Settings, gc, process, stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from email.message import Message
 
     from hubshard.hubserver import GcReport
 
-__all__ = ["TOKEN", "Hub", "StartHub"]
+__all__ = ["TOKEN", "Answer", "Api", "Hub", "StartHub"]
 
 TOKEN = "hf_test"
 """What clients send unless told otherwise; a Hub without tokens takes it as it takes any."""
 
 _CLIENT_SECONDS = 240
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a plain HTTP request."""
+
+    status: int
+    headers: Message
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> tuple[int, str | None, str]:
+        """Status, ``X-Error-Code`` and the text of the body."""
+        return self.status, self.headers["X-Error-Code"], str(self.json["error"])
+
+
+@dataclass(frozen=True)
+class Api:
+    """Plain HTTP requests to a Hub, as one user: for what the client does not send, or hides."""
+
+    port: int
+    token: str | None
+
+    def __call__(
+        self, method: str, path: str, body: bytes | Any = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Send one request; what is not bytes goes as JSON."""
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        sent = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(
+                method, path.removeprefix(f"http://127.0.0.1:{self.port}"), data, sent | dict(headers or {})
+            )
+            answer = connection.getresponse()
+            return Answer(answer.status, answer.headers, answer.read())
+
+    def commit(
+        self, repo: str, *lines: tuple[str, Any], revision: str = "main", query: str = "", **header: Any
+    ) -> Answer:
+        """Send a commit of (key, value) lines to ``models/ns/name``."""
+        items = [("header", {"summary": "a commit", **header}), *lines]
+        body = b"".join(json.dumps({"key": key, "value": value}).encode() + b"\n" for key, value in items)
+        return self("POST", f"/api/{repo}/commit/{quote(revision, safe='')}{query}", body)
+
+    def put(self, repo: str, path: str, data: bytes, **options: Any) -> Answer:
+        """Commit one regular file."""
+        return self.commit(repo, self.file(path, data), **options)
+
+    @staticmethod
+    def file(path: str, data: bytes) -> tuple[str, Any]:
+        """The line of a commit that adds a regular file."""
+        return "file", {"path": path, "content": base64.b64encode(data).decode(), "encoding": "base64"}
+
+    def upload(self, repo: str, data: bytes) -> str:
+        """Upload a large file by the LFS protocol, uncommitted; its sha256."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        prefix = repo.removeprefix("models/")
+        asked = {"operation": "upload", "objects": [{"oid": sha256, "size": len(data)}]}
+        (answer,) = self("POST", f"/{prefix}.git/info/lfs/objects/batch", asked).json["objects"]
+        if "actions" in answer:
+            assert self("PUT", answer["actions"]["upload"]["href"], data).status == 200
+        return sha256
 
 
 class Hub:
@@ -64,20 +135,18 @@ class Hub:
         self.stop()
         self._process, self.url = process(self.root, port=port, settings=self.settings)
 
+    def api(self, token: str | None = TOKEN) -> Api:
+        """Plain requests as the user of a token, or as nobody."""
+        return Api(self.port, token)
+
     def counters(self, repo: str | None = None) -> Any:
         """What the server counted: in all, or of one repo (``models/ns/name``), where nothing is zeros."""
-        found = json.loads(self.request("GET", "/-/counters"))
+        found = self.api()("GET", "/-/counters").json
         return found if repo is None else found["repos"].get(repo, dict.fromkeys(found["total"], 0))
 
     def reset_counters(self) -> None:
         """Count from zero again."""
-        self.request("DELETE", "/-/counters")
-
-    def request(self, method: str, path: str) -> bytes:
-        """The body of the answer to a plain request, whatever its status."""
-        with closing(HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
-            connection.request(method, path)
-            return connection.getresponse().read()
+        self.api()("DELETE", "/-/counters")
 
     def gc(self, grace_seconds: float = 0) -> GcReport:
         """Collect garbage, from this process, beside the server."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CommitReader"]
 
-_MAX_LINE_BYTES = 64 << 20
+_MAX_LINE_BYTES = 32 << 20
 _BATCH_BYTES = 8 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

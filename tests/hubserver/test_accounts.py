@@ -58,7 +58,7 @@ def test_who_may_write(accounts: Accounts, token: str | None, name: str, may: bo
 
 
 def test_the_reason_names_the_missing_permission(accounts: Accounts) -> None:
-    with pytest.raises(ApiError, match="role 'read'.*needs the role 'write'") as caught:
+    with pytest.raises(ApiError, match=r"role 'read'.*needs the role 'write'") as caught:
         require_write(who(accounts, "t-read"), repo())
     assert caught.value.status == 403
     with pytest.raises(ApiError, match="models/alice/one only") as caught:
