@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import FormatError
 from hubshard.sources.card import model_card
+from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
 from hubshard.sources.packed import logical_parameters
 from hubshard.sources.state_dict import StateDictSource
 
@@ -49,13 +50,14 @@ class ModelParts:
     total_parameters: int | None = None
 
 
-def parts_of(obj: Any, *companions: Any) -> ModelParts:
+def parts_of(obj: Any, *companions: Any, dtype: str | None = None) -> ModelParts:
     """Take a model apart.
 
     Args:
         obj: an `nn.Module`, bare or within torch.compile or DistributedDataParallel; a transformers model; or a
             transformers tokenizer, processor or config, which has no tensors.
         companions: tokenizers, processors or configs whose files go along.
+        dtype: what the weights will be cast to, so that the config tells it; nothing is cast here.
 
     Raises:
         FormatError: an object of another kind, a model that cannot be stored as it stands, or two companions with
@@ -63,7 +65,7 @@ def parts_of(obj: Any, *companions: Any) -> ModelParts:
     """
     model = _unwrapped(obj)
     if _is_a(model, "transformers.modeling_utils", "PreTrainedModel"):
-        parts = _transformers_parts(model)
+        parts = _transformers_parts(model, None if dtype is None else CASTABLE[parse_float_dtype(dtype)])
     elif _is_a(model, "torch.nn.modules.module", "Module"):
         parts = _module_parts(model)
     else:
@@ -114,11 +116,11 @@ def _state_dict(module: nn.Module) -> dict[str, Any]:
     return renamed
 
 
-def _transformers_parts(model: Any) -> ModelParts:
+def _transformers_parts(model: Any, dtype: str | None) -> ModelParts:
     from hubshard.sources.transformers_model import weights_of, write_files  # noqa: PLC0415  # imports transformers
 
     state_dict, keep, metadata = weights_of(model, _state_dict(model))
-    files = _written(lambda folder: write_files(model, folder))
+    files = _written(lambda folder: write_files(model, folder, dtype=dtype))
     specs = StateDictSource(state_dict, keep=keep).specs()
     total = logical_parameters(specs, json.loads(files["config.json"]))
     total = model.num_parameters() if total is None else total

@@ -12,12 +12,14 @@ from collections.abc import Collection, Hashable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.dynamic_module_utils import custom_object_save
 
 from hubshard.errors import FormatError
 from hubshard.plan import natural_key
-from hubshard.sources.torch_value import TorchValue, torch_problem
+from hubshard.sources.state_dict import StateDictSource
+from hubshard.sources.torch_value import TorchValue
 
 __all__ = ["Weights", "weights_of", "write_files"]
 
@@ -33,8 +35,8 @@ class Weights(NamedTuple):
 def weights_of(model: Any, state_dict: dict[str, Any]) -> Weights:
     """The tensors of `model` as checkpoints of its kind hold them.
 
-    Conversions that transformers applied when it loaded the model, such as the fusion of experts, are reverted. Fused
-    tensors are copied by that, all at once.
+    Conversions that transformers applied when it loaded the model, such as the fusion of experts, are reverted. Where
+    that only splits or moves axes, the tensors are views of the model's own.
 
     Args:
         model: a `PreTrainedModel`.
@@ -47,25 +49,59 @@ def weights_of(model: Any, state_dict: dict[str, Any]) -> Weights:
     state_dict = dict(state_dict if quantized is None else quantized)
     for name in getattr(model, "_keys_to_ignore_on_save", None) or ():
         state_dict.pop(name, None)
+    StateDictSource(state_dict)  # refuses by name what cannot be stored
     kept_of = _tied(state_dict, _tied_patterns(model))
     stored = {name: value for name, value in state_dict.items() if kept_of.get(name, name) == name}
-    reverted: dict[str, Any] = revert_weight_conversion(model, dict(stored))
+    reverted = _reverted(model, stored)
     # an alias keeps its meaning only where the conversion renamed nothing
     if reverted.keys() == stored.keys():
         reverted |= {alias: reverted[kept] for alias, kept in kept_of.items() if reverted[kept] is stored[kept]}
     return Weights(reverted, frozenset(kept_of.values()) & reverted.keys(), metadata)
 
 
-def write_files(model: Any, folder: Path) -> None:
-    """Write the config, the generation config and the code of a custom model into `folder`."""
+def write_files(model: Any, folder: Path, *, dtype: str | None) -> None:
+    """Write the config, the generation config and the code of a custom model into `folder`.
+
+    Args:
+        model: a `PreTrainedModel`; it stays as it is.
+        folder: is there already.
+        dtype: torch name of the dtype that the config is to tell; None for that of the weights.
+    """
     config = copy.deepcopy(model.config)
-    config.dtype = str(model.dtype).removeprefix("torch.")
+    config.dtype = dtype or str(model.dtype).removeprefix("torch.")
     config.architectures = [type(model).__name__.removeprefix("FSDP")]
     if getattr(model, "_auto_class", None) is not None:
         custom_object_save(model, folder, config=config)
     config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
+
+
+def _reverted(model: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+    if getattr(model, "hf_quantizer", None) is not None:
+        return dict(revert_weight_conversion(model, dict(stored)))
+    inputs = {name: tensor.as_subclass(_InPlace) for name, tensor in stored.items()}
+    originals = {id(inputs[name]): tensor for name, tensor in stored.items()}
+    reverted = revert_weight_conversion(model, dict(inputs))
+    return {
+        name: originals[id(tensor)] if id(tensor) in originals else tensor.as_subclass(torch.Tensor)
+        for name, tensor in reverted.items()
+    }
+
+
+class _InPlace(torch.Tensor):
+    """A tensor that is not copied to be made contiguous, since its reader does that block by block.
+
+    transformers calls `contiguous` on each part of a fused tensor, which would hold a second copy of most of a model.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.contiguous and len(args) == 1 and not kwargs:
+            return args[0]
+        if func is torch.Tensor.view and all(isinstance(size, (int, tuple)) for size in args[1:]) and not kwargs:
+            func = torch.Tensor.reshape  # what was to be contiguous need not be now
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 def _quantized(model: Any) -> tuple[Mapping[str, Any] | None, Mapping[str, str]]:
@@ -101,10 +137,9 @@ def _tied(state_dict: Mapping[str, Any], patterns: Collection[str]) -> dict[str,
     """Every name of a group of tied tensors, and which name of it is stored: the one the model expects in a file."""
     groups: dict[Hashable, list[str]] = {}
     for name, value in state_dict.items():
-        if hasattr(value, "data_ptr") and torch_problem(value) is None:
-            identity = TorchValue(name, value, None).identity
-            if identity is not None:
-                groups.setdefault(identity, []).append(name)
+        identity = TorchValue(name, value, None).identity
+        if identity is not None:
+            groups.setdefault(identity, []).append(name)
     kept_of: dict[str, str] = {}
     for names in groups.values():
         if len(names) > 1:

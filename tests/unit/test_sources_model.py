@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -214,3 +215,73 @@ def test_a_loaded_adapter_is_refused_with_the_way_out() -> None:
     with pytest.raises(FormatError, match="PEFT adapter") as caught:
         parts_of(model)
     assert "merge" in (caught.value.hint or "")
+
+
+def test_the_config_tells_the_dtype_that_the_weights_will_be_cast_to() -> None:
+    model = llama()
+    assert json.loads(parts_of(model).files["config.json"])["dtype"] == "float32"
+    assert json.loads(parts_of(model, dtype="bf16").files["config.json"])["dtype"] == "bfloat16"
+    assert model.config.dtype != "bfloat16"
+
+
+def test_fused_experts_are_taken_apart_without_a_copy() -> None:
+    model = mixtral()
+    own = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
+    parts = parts_of(model)
+    assert len(parts.state_dict) > len(model.state_dict())
+    assert {tensor.untyped_storage().data_ptr() for tensor in parts.state_dict.values()} == own
+
+
+class Quantizer:
+    """What transformers asks of a quantizer when it saves."""
+
+    quantization_config = transformers.GPTQConfig(bits=4)
+
+    def __init__(self, *, serializable: bool) -> None:
+        self.serializable = serializable
+
+    def is_serializable(self) -> bool:
+        return self.serializable
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any], dict[str, str]]:
+        state_dict = dict(model.state_dict())
+        name = "model.layers.0.mlp.down_proj"
+        del state_dict[f"{name}.weight"]
+        packed = {f"{name}.qweight": torch.zeros(4, 16, dtype=torch.int32), f"{name}.scales": torch.ones(1, 16)}
+        return state_dict | packed, {"format": "pt", "layout": "v2"}
+
+
+def test_a_quantized_model_gives_packed_tensors_metadata_and_its_logical_size() -> None:
+    model = llama()
+    expected = sum(tensor.numel() for tensor in model.state_dict().values())
+    model.hf_quantizer = Quantizer(serializable=True)
+    model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    parts = parts_of(model)
+    assert "model.layers.0.mlp.down_proj.qweight" in parts.state_dict
+    assert parts.metadata == {"layout": "v2"}
+    assert parts.total_parameters == expected
+
+
+def test_a_quantized_model_that_cannot_be_saved_is_refused() -> None:
+    model = llama()
+    model.hf_quantizer = Quantizer(serializable=False)
+    with pytest.raises(FormatError, match="quantized with gptq"):
+        parts_of(model)
+
+
+def test_a_model_split_by_tensor_parallelism_is_refused() -> None:
+    model = llama()
+    model._tp_size = 2
+    with pytest.raises(FormatError, match="2 ranks"):
+        parts_of(model)
+
+
+def test_a_state_that_is_no_tensor_is_refused_by_name() -> None:
+    class Odd(torch.nn.Linear):
+        def get_extra_state(self) -> Any:
+            return {"a": 1}
+
+    model = llama()
+    model.lm_head = Odd(16, 64)
+    with pytest.raises(FormatError, match=r"lm_head\._extra_state"):
+        parts_of(model)
