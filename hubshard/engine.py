@@ -5,6 +5,8 @@ Standard library only; it knows nothing of tensors or stores.
 
 from __future__ import annotations
 
+import math
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -40,16 +42,17 @@ def run(
         budget_bytes: of all items held.
         workers: threads.
     """
-    failed: list[int] = []
+    jobs = _Jobs()
 
-    def work_unless_failed(number: int, item: T) -> R:
-        if any(other < number for other in failed):
-            raise CancelledError
+    def job(number: int, item: T) -> R:
+        jobs.start(number)
         try:
-            return work(item)
+            result = work(item)
         except BaseException:
-            failed.append(number)
+            jobs.end(failed=number)
             raise
+        jobs.end()
+        return result
 
     numbered = enumerate(items)
     admitted: deque[tuple[int, Future[R]]] = deque()
@@ -58,13 +61,12 @@ def run(
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="hubshard") as pool:
         try:
             while True:
-                while upcoming and not failed and len(admitted) < _AHEAD_PER_WORKER * workers:
+                while upcoming and not jobs.stopped and len(admitted) < _AHEAD_PER_WORKER * workers:
                     number, item, nbytes = upcoming
                     if held and held + nbytes > budget_bytes:
                         break
                     held += nbytes
-                    admitted.append((nbytes, pool.submit(work_unless_failed, number, item)))
-                    del item
+                    admitted.append((nbytes, pool.submit(job, number, item)))
                     upcoming = _next(numbered, cost)
                 if not admitted:
                     return
@@ -74,6 +76,7 @@ def run(
             # no local name may keep a future: it holds its result, or an error whose traceback holds this frame
             while admitted:
                 admitted.popleft()[1].cancel()
+            jobs.stop()
 
 
 def _next(numbered: Iterator[tuple[int, T]], cost: Callable[[T], int]) -> tuple[int, T, int] | None:
@@ -83,3 +86,36 @@ def _next(numbered: Iterator[tuple[int, T]], cost: Callable[[T], int]) -> tuple[
             raise ValueError(f"an item cannot hold {nbytes} bytes")
         return number, item, nbytes
     return None
+
+
+class _Jobs:
+    # Which jobs may start, and how many run. The pool alone would not do: an interrupt may hit the main thread while
+    # it starts a worker, which the pool then neither knows nor waits for.
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running = 0
+        self._last: float = math.inf
+
+    @property
+    def stopped(self) -> bool:
+        return self._last < math.inf
+
+    def start(self, number: int) -> None:
+        with self._changed:
+            if number > self._last:
+                raise CancelledError
+            self._running += 1
+
+    def end(self, *, failed: int | None = None) -> None:
+        # items before the failed one may still start: theirs may be the first failure
+        with self._changed:
+            self._running -= 1
+            if failed is not None:
+                self._last = min(self._last, failed)
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._last = -1
+            self._changed.wait_for(lambda: self._running == 0)

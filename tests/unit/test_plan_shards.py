@@ -95,8 +95,9 @@ def test_the_natural_key_tells_all_names_apart(names: list[str]) -> None:
 
 
 def test_the_natural_key_orders_numbers_by_value_wherever_they_stand() -> None:
-    names = ["a", "a1b2", "a1b10", "a2b1", "a10b1", "layers.2", "layers.10", "layers.100"]
-    assert sorted(names[::-1], key=natural_key) == names
+    names = ["layers.10", "a10b1", "a1b2", "layers.100", "a", "a1b10", "layers.2", "a2b1"]
+    ordered = ["a", "a1b2", "a1b10", "a2b1", "a10b1", "layers.2", "layers.10", "layers.100"]
+    assert sorted(names, key=natural_key) == ordered
 
 
 def test_wide_elements_come_first_so_that_each_tensor_is_aligned() -> None:
