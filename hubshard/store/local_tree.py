@@ -59,10 +59,15 @@ def walk(folder: Path | str) -> Iterator[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
         below = list(entries)
     for entry in below:
-        if entry.is_dir(follow_symlinks=False) and any(os.scandir(entry.path)):
+        if entry.is_dir(follow_symlinks=False) and not _is_empty(entry.path):
             yield from walk(entry.path)
         else:
             yield entry
+
+
+def _is_empty(folder: str) -> bool:
+    with os.scandir(folder) as entries:
+        return next(entries, None) is None
 
 
 def allowed_roots(root: Path) -> tuple[Path, ...]:

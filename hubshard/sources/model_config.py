@@ -1,0 +1,51 @@
+"""Small changes to a model's `config.json` that come with changed weights."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hubshard.errors import FormatError
+
+__all__ = ["config_with_dtype"]
+
+_KEYS = ("dtype", "torch_dtype")  # older transformers wrote the second
+
+
+def config_with_dtype(raw: bytes, dtype: str, *, path: str = "config.json") -> bytes:
+    """The config with every dtype that it tells, its own and those of its parts, replaced.
+
+    transformers loads weights in the dtype that the config tells, whatever dtype they are stored in.
+
+    Args:
+        raw: the bytes of the config.
+        dtype: torch name, such as "bfloat16".
+        path: named in errors.
+
+    Returns:
+        `raw` itself where it tells no other dtype.
+
+    Raises:
+        FormatError: no JSON object.
+    """
+    try:
+        config = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: the config is no valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise FormatError(f"{path}: the config is no JSON object")
+    changed = _replaced(config, dtype)
+    if changed == config:
+        return raw
+    return (json.dumps(changed, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
+
+
+def _replaced(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    changed = dict(config)
+    for key, value in config.items():
+        if key in _KEYS and isinstance(value, str):
+            changed[key] = dtype
+        # parts of a config are configs themselves, such as text_config; a quantisation speaks of other dtypes
+        elif key.endswith("_config") and key != "quantization_config" and isinstance(value, dict):
+            changed[key] = _replaced(value, dtype)
+    return changed
