@@ -1,0 +1,370 @@
+"""A repo on the Hub as a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from huggingface_hub.errors import RevisionNotFoundError
+
+from hubshard.errors import ConflictError, FormatError, NotFoundError, StoreError
+from hubshard.protocols import Content, Entry, Revision, Staged
+from hubshard.store.commit import Made, commit_by_rule
+from hubshard.store.hub_client import HubClient, Token
+from hubshard.store.hub_commit import commit_body, history_of, made_of, pull_request_of, send_commit
+from hubshard.store.hub_errors import status_of, translated
+from hubshard.store.hub_read import RangeReader
+from hubshard.store.hub_stage import Advice, Stager
+from hubshard.store.paths import check_path
+
+__all__ = ["HubStore"]
+
+_MAIN = "main"
+_PATHS_PER_REQUEST = 500
+
+
+class HubStore:
+    """A repo on the Hub as a `Store`; a branch may also be given as a tag, a commit or `refs/pr/N` where it is read.
+
+    Safe to use from several threads at once. Errors carry the server's own words; those that are not worth another try
+    are raised at once.
+
+    Args:
+        repo_id: "org/name", or "name" for the token's own user.
+        repo_type: "model", "dataset" or "space".
+        token: a token; None for the one of this machine (login, HF_TOKEN, or the CI's identity), False for none, or a
+            function that is asked before each request.
+        endpoint: the Hub's URL; None for that of huggingface_hub (HF_ENDPOINT).
+
+    Raises:
+        FormatError: no valid repo id.
+    """
+
+    def __init__(
+        self, repo_id: str, *, repo_type: str = "model", token: Token = None, endpoint: str | None = None
+    ) -> None:
+        self._client = HubClient(repo_id, repo_type=repo_type, token=token, endpoint=endpoint)
+        self._stager = Stager(self._client)
+        self._reader = RangeReader(self._client)
+
+    def __repr__(self) -> str:
+        return f"HubStore({self._client.repo!r}, endpoint={self._client.endpoint!r})"
+
+    @property
+    def repo_id(self) -> str:
+        """The whole id, "org/name"; a bare name stays one until `create_repo` was told its namespace."""
+        return self._client.repo_id
+
+    # The store itself
+
+    def head(self, branch: str) -> Revision | None:
+        """The newest commit of a branch, tag, commit or pull request; None where there is none.
+
+        Raises:
+            NotFoundError: the repo does not exist, or the token may not see it.
+        """
+        try:
+            answer = self._client.send(
+                "GET", self._client.api_url("revision", branch), f"look at {branch!r}", params={"expand": "sha"}
+            )
+        except NotFoundError as error:
+            if isinstance(error.__cause__, RevisionNotFoundError):
+                return None
+            raise
+        return Revision(branch, str(answer.json()["sha"]))
+
+    def list(self, at: Revision) -> Sequence[Entry]:
+        """All files of a revision, sorted by path; `sha256` is known of large files, `blob_id` is git's."""
+        url, what = self._client.api_url("tree", at.commit), f"list the files at {at.commit[:12]}"
+        items = self._client.pages(url, what, recursive=True)
+        return sorted((_entry(item) for item in items if item["type"] == "file"), key=lambda entry: entry.path)
+
+    def read(self, at: Revision, path: str, start: int, stop: int, into: memoryview) -> None:
+        """Fill `into` with bytes `start` to `stop` of a file; an interrupted transfer goes on where it stopped."""
+        position = 0
+        for piece in self._reader.stream(at.commit, path, start, stop):
+            into[position : position + len(piece)] = piece
+            position += len(piece)
+
+    def stream(self, at: Revision, path: str, start: int, stop: int) -> Iterator[bytes]:
+        """Bytes `start` to `stop` of a file in order, in pieces as they arrive; for long reads that hold nothing.
+
+        Raises:
+            IntegrityError: the Hub delivered another range.
+            StoreError: refused, or failed in vain.
+        """
+        return self._reader.stream(at.commit, path, start, stop)
+
+    def stage(
+        self,
+        branch: str,
+        path: str,
+        data: Content,
+        *,
+        nbytes: int,
+        sha256: str | None = None,
+        create_pr: bool = False,
+    ) -> Staged:
+        """Make content durable without showing it. A branch that is not there yet is taken as main.
+
+        Small text goes along in the receipt. Large files go by Xet in one pass over `data`; where Xet is off
+        (HF_HUB_DISABLE_XET) or the Hub has none, by LFS in two (one where `sha256` is given). Where `sha256` is given
+        and the repo holds it, `data` is hardly read.
+
+        Args:
+            branch: the branch whose commit will name it.
+            path: where it will be.
+            data: its content.
+            nbytes: its size.
+            sha256: of the content, where known.
+            create_pr: the commit will open a pull request.
+
+        Raises:
+            IntegrityError: `data` has another size or hash than said.
+            StoreError: the repo's .gitignore refuses it, the token may not write, or tried again in vain.
+        """
+        return self._stager.stage(branch, check_path(path), data, nbytes=nbytes, sha256=sha256, create_pr=create_pr)
+
+    def commit(
+        self,
+        branch: str,
+        *,
+        parent: Revision | None,
+        add: Sequence[Staged],
+        remove: Sequence[str],
+        message: str,
+        publish_id: str,
+        create_pr: bool = False,
+    ) -> Revision:
+        """One commit, all or nothing, told from a lost answer by `publish_id`, which its message carries.
+
+        With `parent` None the branch is made at the first commit of main, which holds at most `.gitattributes`.
+
+        Args:
+            branch: what moves; with `create_pr`, what the pull request is against.
+            parent: the head that it builds on.
+            add: staged files.
+            remove: files to delete.
+            message: first line is the title.
+            publish_id: unique per commit, one word.
+            create_pr: open a pull request with the commit instead of moving the branch.
+
+        Returns:
+            The new revision; with `create_pr` its branch is "refs/pr/N".
+
+        Raises:
+            ConflictError: the head is not `parent`: who moved it, and how.
+            StoreError: the token may not write, or tried again in vain.
+        """
+        _check_paths(add, remove)
+        base = parent or self._new_branch(branch)
+        gone = self._present(base, set(remove) - {staged.path for staged in add})
+        lines = commit_body(parent=base.commit, add=add, remove=gone, message=message, publish_id=publish_id)
+        body = b"".join(lines)
+        number: list[int] = []
+
+        def send() -> str:
+            commit, pull_request = send_commit(self._client, branch, body, create_pr=create_pr)
+            number.extend([] if pull_request is None else [pull_request])
+            return commit
+
+        def history() -> Sequence[Made]:
+            opened = pull_request_of(self._client, publish_id) if create_pr else None
+            if opened is None:
+                return history_of(self._client, branch, until=base.commit)
+            number.append(opened[0])
+            return [opened[1]]
+
+        commit = commit_by_rule(send, history, branch=branch, parent=base.commit, publish_id=publish_id)
+        return Revision(f"refs/pr/{number[-1]}" if create_pr else branch, commit)
+
+    # The repo
+
+    def create_repo(self, *, private: bool | None = None, exist_ok: bool = True) -> str:
+        """Make the repo; its whole id.
+
+        Args:
+            private: None for the namespace's default.
+            exist_ok: a repo that is there is left as it is.
+
+        Raises:
+            ConflictError: it exists, and that is not ok.
+            StoreError: the token may not create it.
+        """
+        with translated("create the repo", self._client.repo, needs="write"):
+            url = self._client.api().create_repo(
+                self.repo_id, private=private, repo_type=self._client.repo_type, exist_ok=exist_ok
+            )
+        self._client.repo_id = url.repo_id
+        return url.repo_id
+
+    def repo_exists(self) -> bool:
+        """Whether the repo exists and the token may see it."""
+        return self._info("sha") is not None
+
+    def is_private(self) -> bool:
+        """Whether the repo is hidden from others.
+
+        Raises:
+            NotFoundError: no such repo.
+        """
+        info = self._info("private")
+        if info is None:
+            raise NotFoundError(f"{self._client.repo} does not exist, or it is private and the token may not see it")
+        return bool(info["private"])
+
+    def branches(self) -> Mapping[str, str]:
+        """Branch to commit."""
+        return self._refs("branches")
+
+    def tags(self) -> Mapping[str, str]:
+        """Tag to commit."""
+        return self._refs("tags")
+
+    def create_branch(self, name: str, at: Revision) -> Revision:
+        """Make a branch at a revision; one that is there already is fine.
+
+        Raises:
+            ConflictError: it exists elsewhere.
+        """
+        url = self._client.api_url("branch", name)
+        try:
+            self._client.send(
+                "POST", url, f"create the branch {name!r}", needs="write", json={"startingPoint": at.commit}
+            )
+        except ConflictError:
+            head = self.head(name)
+            if head is None or head.commit != at.commit:
+                raise
+        return Revision(name, at.commit)
+
+    def delete_branch(self, name: str) -> None:
+        """Remove a branch; one that is not there is fine."""
+        url, what = self._client.api_url("branch", name), f"delete the branch {name!r}"
+        try:
+            self._client.send("DELETE", url, what, needs="write")
+        except NotFoundError as error:
+            if not isinstance(error.__cause__, RevisionNotFoundError):
+                raise
+
+    def tag(
+        self, name: str, at: Revision, message: str = "", *, exist_ok: bool = False, move: bool = False
+    ) -> Revision:
+        """Tag a revision; a tag that is there already is fine.
+
+        Args:
+            name: of the tag.
+            at: what it names.
+            message: of the tag.
+            exist_ok: leave a tag of that name where it is.
+            move: take a tag of that name away from where it is.
+
+        Returns:
+            What the tag names.
+
+        Raises:
+            ConflictError: the tag is at another revision.
+        """
+        what, body = f"create the tag {name!r}", {"tag": name} | ({"message": message} if message else {})
+        url = self._client.api_url("tag", at.commit)
+        try:
+            self._client.send("POST", url, what, needs="write", json=body)
+        except ConflictError as error:
+            there = self.tags().get(name)
+            if there == at.commit or (there is not None and exist_ok and not move):
+                return Revision(name, there)
+            if there is None or not move:
+                message = f"{self._client.repo}: the tag {name!r} is at {str(there)[:12]}, not {at.commit[:12]}"
+                raise ConflictError(message, hint="choose another tag") from error
+            self._client.send("DELETE", self._client.api_url("tag", name), f"move the tag {name!r}", needs="write")
+            self._client.send("POST", url, what, needs="write", json=body)
+        return Revision(name, at.commit)
+
+    def url_of(self, revision: Revision) -> str:
+        """The page of a revision."""
+        if revision.branch.startswith("refs/pr/"):
+            return self._client.web_url("discussions", revision.branch.removeprefix("refs/pr/"))
+        return self._client.web_url("tree", revision.commit)
+
+    def publish_id_of(self, revision: Revision) -> str | None:
+        """The publish id that a commit carries, or None."""
+        url = self._client.api_url("commits", revision.commit)
+        for item in self._client.pages(url, f"look at {revision.commit[:12]}"):
+            return made_of(item).publish_id
+        return None
+
+    def check_card(self, text: str) -> Sequence[str]:
+        """Ask the Hub whether it would take a README.md; its warnings.
+
+        Raises:
+            FormatError: the metadata is invalid, with the Hub's reasons.
+        """
+        body = {"content": text, "repoType": self._client.repo_type}
+        try:
+            answer = self._client.send(
+                "POST", f"{self._client.endpoint}/api/validate-yaml", "check README.md", json=body
+            )
+        except StoreError as error:
+            if status_of(error) != 400:
+                raise
+            raise FormatError(f"README.md: {error}", hint="correct the metadata between the '---' lines") from error
+        return [str(warning.get("message")) for warning in answer.json().get("warnings", [])]
+
+    def advice(
+        self, branch: str, files: Mapping[str, tuple[int, bytes]], *, create_pr: bool = False
+    ) -> Mapping[str, Advice]:
+        """What the Hub says of files (path to size and first 512 bytes) before they are sent to a branch."""
+        return self._stager.advice(branch, files, create_pr=create_pr)
+
+    def _new_branch(self, branch: str) -> Revision:
+        head = self.head(branch)
+        if head is not None:
+            raise ConflictError(
+                f"{self._client.repo}: the branch {branch!r} exists already, at {head.commit[:12]}",
+                hint="look at what is there, then run it again on that head",
+            )
+        main = self._client.api_url("commits", _MAIN)
+        first = None
+        for item in self._client.pages(main, "look for the first commit"):
+            first = item
+        if first is None:
+            raise NotFoundError(f"{self._client.repo} has no commits")
+        return self.create_branch(branch, Revision(_MAIN, str(first["id"])))
+
+    def _present(self, at: Revision, paths: set[str]) -> Sequence[str]:
+        """Those of `paths` that are files of a revision."""
+        wanted, found = sorted(paths), []
+        for start in range(0, len(wanted), _PATHS_PER_REQUEST):
+            answer = self._client.send(
+                "POST",
+                self._client.api_url("paths-info", at.commit),
+                f"look at files at {at.commit[:12]}",
+                data={"paths": wanted[start : start + _PATHS_PER_REQUEST], "expand": False},
+            )
+            found += [str(item["path"]) for item in answer.json() if item["type"] == "file"]
+        return found
+
+    def _info(self, field: str) -> Any | None:
+        try:
+            return self._client.send("GET", self._client.api_url(), "look at it", params={"expand": field}).json()
+        except NotFoundError:
+            return None
+
+    def _refs(self, kind: str) -> Mapping[str, str]:
+        answer = self._client.send("GET", self._client.api_url("refs"), "list branches and tags").json()
+        return {str(ref["name"]): str(ref["targetCommit"]) for ref in answer[kind]}
+
+
+def _entry(item: Any) -> Entry:
+    large = item.get("lfs")
+    return Entry(str(item["path"]), int(item["size"]), str(large["oid"]) if large else None, str(item["oid"]))
+
+
+def _check_paths(add: Sequence[Staged], remove: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for staged in add:
+        if check_path(staged.path) in seen:
+            raise FormatError(f"{staged.path} is added twice in one commit")
+        seen.add(staged.path)
+    for path in remove:
+        check_path(path)

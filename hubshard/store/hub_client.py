@@ -1,0 +1,131 @@
+"""Requests to one repo on the Hub: URLs, fresh headers, retries, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from huggingface_hub import HfApi, constants
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff, httpx
+
+from hubshard.errors import FormatError
+from hubshard.store.hub_errors import translated
+from hubshard.target import check_repo_id
+
+__all__ = ["HubClient", "Token", "quoted"]
+
+Token = str | bool | Callable[[], str | None] | None
+"""A token; None for the one of this machine (login, HF_TOKEN, or the CI's identity), False for none at all, or a
+function that is asked before each request."""
+
+_URL_PREFIXES = {"model": "", "dataset": "datasets/", "space": "spaces/"}
+
+
+class HubClient:
+    """One repo, seen through huggingface_hub's session.
+
+    Args:
+        repo_id: "org/name", or "name" for the token's own user.
+        repo_type: "model", "dataset" or "space".
+        token: see `Token`.
+        endpoint: the Hub's URL; None for that of huggingface_hub.
+    """
+
+    def __init__(self, repo_id: str, *, repo_type: str, token: Token, endpoint: str | None) -> None:
+        if repo_type not in _URL_PREFIXES:
+            raise FormatError(f"{repo_type!r} is no type of repo", hint="one of model, dataset, space")
+        self.repo_id = check_repo_id(repo_id)
+        self.repo_type = repo_type
+        self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+        self._token = token
+
+    @property
+    def repo(self) -> str:
+        """The repo in messages."""
+        return self.repo_id if self.repo_type == "model" else f"{self.repo_type} {self.repo_id}"
+
+    def token(self) -> str | bool | None:
+        """The token to send now."""
+        return self._token() if callable(self._token) else self._token
+
+    def headers(self) -> dict[str, str]:
+        """Fresh headers of a request: a token may have been renewed since the last."""
+        return dict(build_hf_headers(token=self.token(), library_name="hubshard"))
+
+    def api(self) -> HfApi:
+        """huggingface_hub's own client, with the token of now."""
+        return HfApi(endpoint=self.endpoint, token=self.token(), library_name="hubshard")
+
+    def api_url(self, *parts: str) -> str:
+        """The URL of an API route of the repo; each part is quoted as a whole."""
+        return "/".join([f"{self.endpoint}/api/{self.repo_type}s/{self.repo_id}", *map(quoted, parts)])
+
+    def web_url(self, *parts: str) -> str:
+        """The URL of a page of the repo."""
+        return "/".join([f"{self.endpoint}/{_URL_PREFIXES[self.repo_type]}{self.repo_id}", *parts])
+
+    def resolve_url(self, commit: str, path: str) -> str:
+        """Where a file's bytes are asked for."""
+        return self.web_url("resolve", quoted(commit), quote(path))
+
+    def lfs_url(self) -> str:
+        """The LFS batch route."""
+        return f"{self.web_url()}.git/info/lfs/objects/batch"
+
+    def send(
+        self,
+        method: str,
+        url: str,
+        what: str,
+        *,
+        needs: str = "read",
+        retry: bool = True,
+        auth: bool = True,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+        **body: Any,
+    ) -> httpx.Response:
+        """One request, tried again (5 times at most, up to 8 s apart, or when the server says) where that is safe.
+
+        Args:
+            method: of HTTP.
+            url: whole.
+            what: for messages, after "cannot".
+            needs: the access that the token must have: "read" or "write".
+            retry: False where it must not be sent twice.
+            auth: False for signed URLs, which may lead to another server.
+            headers: further ones.
+            timeout_s: of silence, for each read and write.
+            body: `json`, `params` or `content` of the request.
+
+        Raises:
+            NotFoundError, ConflictError, StoreError: as the answer says.
+        """
+        with translated(what, self.repo, needs=needs):
+            response: httpx.Response = http_backoff(
+                method,  # type: ignore[arg-type]  # its literal type has no public name
+                url,
+                max_retries=5 if retry else 0,
+                headers={**(self.headers() if auth else {}), **(headers or {})},
+                timeout=httpx.Timeout(timeout_s, connect=20.0),
+                follow_redirects=auth,
+                **body,
+            )
+            hf_raise_for_status(response)
+        return response
+
+    def pages(self, url: str, what: str, **params: Any) -> Iterator[Any]:
+        """The items of a list that comes in pages linked by `Link: rel="next"`."""
+        response = self.send("GET", url, what, params=params or None)
+        while True:
+            yield from response.json()
+            following = response.links.get("next", {}).get("url")
+            if following is None:
+                return
+            response = self.send("GET", following, what)
+
+
+def quoted(part: str) -> str:
+    """A part of a URL path, slashes and all."""
+    return quote(part, safe="")

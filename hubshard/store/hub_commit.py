@@ -1,0 +1,95 @@
+"""Commits on the Hub: the request, what is read from its answer, and the history that tells a lost answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hubshard.errors import StoreError
+from hubshard.protocols import Staged
+from hubshard.store.commit import Made, publish_id_in, with_publish_id
+from hubshard.store.hub_client import HubClient
+
+__all__ = ["commit_body", "history_of", "made_of", "pull_request_of", "send_commit"]
+
+_TIMEOUT_S = 600.0
+_LOOK_BACK = 200
+_NEWEST_PULL_REQUESTS = 5
+
+
+def commit_body(
+    *, parent: str, add: Sequence[Staged], remove: Sequence[str], message: str, publish_id: str
+) -> Iterator[bytes]:
+    """The lines of the request: newline-delimited JSON, header first, as huggingface_hub 2.4 sends them."""
+    title, _, description = message.strip().partition("\n")
+    header = {"summary": title, "description": with_publish_id(description, publish_id), "parentCommit": parent}
+    yield _line("header", header)
+    for path in remove:
+        yield _line("deletedFile", {"path": path})
+    for staged in add:
+        content = "" if staged.nbytes == 0 else staged.receipt.get("content")
+        if content is not None:
+            yield _line("file", {"content": content, "path": staged.path, "encoding": "base64"})
+        else:
+            large = {"path": staged.path, "algo": "sha256", "oid": staged.sha256, "size": staged.nbytes}
+            yield _line("lfsFile", large)
+
+
+def send_commit(client: HubClient, branch: str, body: bytes, *, create_pr: bool) -> tuple[str, int | None]:
+    """Send a commit once; its id, and the number of the pull request where one was asked for.
+
+    Raises:
+        ConflictError: the parent is not the head.
+        StoreError: refused, or (retryable) no answer.
+    """
+    response = client.send(
+        "POST",
+        client.api_url("commit", branch),
+        f"commit to {branch!r}",
+        needs="write" if not create_pr else "read",
+        retry=False,
+        headers={"Content-Type": "application/x-ndjson"},
+        timeout_s=_TIMEOUT_S,
+        content=body,
+        params={"create_pr": "1"} if create_pr else None,
+    )
+    try:
+        answer = response.json()
+        commit = str(answer["commitOid"])
+        number = int(str(answer["pullRequestUrl"]).rstrip("/").rpartition("/")[2]) if create_pr else None
+    except (ValueError, KeyError) as error:
+        raise StoreError(f"{client.repo}: the answer to the commit cannot be read: {error}", retryable=True) from error
+    return commit, number
+
+
+def history_of(client: HubClient, revision: str, *, until: str | None, most: int = _LOOK_BACK) -> list[Made]:
+    """The commits of a revision, newest first, to `until`, and `most` of them at most."""
+    made = []
+    for item in client.pages(client.api_url("commits", revision), f"look at the history of {revision!r}"):
+        made.append(made_of(item))
+        if made[-1].commit == until or len(made) >= most:
+            break
+    return made
+
+
+def pull_request_of(client: HubClient, publish_id: str) -> tuple[int, Made] | None:
+    """The pull request among the newest whose last commit carries a publish id: its number, and that commit."""
+    url = client.api_url("refs")
+    refs = client.send("GET", url, "list pull requests", params={"include_prs": "1"}).json().get("pullRequests") or []
+    numbers = sorted((int(str(ref["ref"]).rpartition("/")[2]) for ref in refs), reverse=True)
+    for number in numbers[:_NEWEST_PULL_REQUESTS]:
+        made = history_of(client, f"refs/pr/{number}", until=None, most=1)
+        if made and made[0].publish_id == publish_id:
+            return number, made[0]
+    return None
+
+
+def made_of(item: Any) -> Made:
+    """One commit of the Hub's list."""
+    authors = ", ".join(str(author.get("user", "somebody")) for author in item.get("authors", ())) or "somebody"
+    return Made(str(item["id"]), publish_id_in(str(item.get("message") or "")), authors, str(item.get("title", "")))
+
+
+def _line(key: str, value: Any) -> bytes:
+    return json.dumps({"key": key, "value": value}).encode() + b"\n"

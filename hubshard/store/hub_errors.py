@@ -1,0 +1,125 @@
+"""Errors of huggingface_hub and of its HTTP client as ours, with the server's own words."""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import time
+from collections.abc import Iterator
+
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+    OIDCError,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import httpx
+
+from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError, StoreError
+from hubshard.store.commit import BusyError
+
+__all__ = ["from_http", "is_transient", "status_of", "translated"]
+
+_SKEW_S = 120.0
+
+
+@contextlib.contextmanager
+def translated(what: str, repo: str, *, needs: str = "read") -> Iterator[None]:
+    """Raise our errors in the place of those of the client.
+
+    Args:
+        what: what is done, after "cannot": "commit to main".
+        repo: "org/name", for messages.
+        needs: the access that the token must have: "read" or "write".
+    """
+    try:
+        yield
+    except HfHubHTTPError as error:
+        raise from_http(error, what, repo, needs=needs) from error
+    except httpx.HTTPError as error:
+        raise StoreError(
+            f"{repo}: cannot {what}: {error or type(error).__name__}",
+            hint="is the Hub reachable? try again",
+            retryable=True,
+        ) from error
+    except OfflineModeIsEnabled as error:
+        raise StoreError(f"{repo}: cannot {what}: offline mode is on", hint="unset HF_HUB_OFFLINE") from error
+    except (LocalTokenNotFoundError, OIDCError) as error:
+        raise StoreError(
+            f"{repo}: cannot {what}: {error}", hint="log in with `hf auth login`, or pass a token"
+        ) from error
+    except HFValidationError as error:
+        raise FormatError(f"{repo}: {error}") from error
+
+
+def from_http(error: HfHubHTTPError, what: str, repo: str, *, needs: str) -> HubshardError:
+    """Our error for an answer of the Hub."""
+    status, words = error.response.status_code, _words(error)
+    if isinstance(error, RevisionNotFoundError | RemoteEntryNotFoundError):
+        return NotFoundError(f"{repo}: cannot {what}: {words}")
+    if isinstance(error, RepositoryNotFoundError):
+        return _hidden(error, repo, words, needs=needs)
+    if status in {401, 403}:
+        return _refused(error, what, repo, needs=needs)
+    message = f"{repo}: cannot {what}: {words} ({status})"
+    return ConflictError(message) if status in {409, 412} else _failed(message, status, _retry_after(error))
+
+
+def is_transient(status: int) -> bool:
+    """Whether the same request may succeed later."""
+    return status in {408, 425, 429} or status >= 500
+
+
+def _hidden(error: HfHubHTTPError, repo: str, words: str, *, needs: str) -> NotFoundError:
+    if isinstance(error, GatedRepoError):
+        message = f"{repo} is gated, and the token may not see its files ({words})"
+        return NotFoundError(message, hint=f"ask for access on the page of {repo}")
+    return NotFoundError(
+        f"{repo} does not exist, or it is private and the token may not see it ({words})",
+        hint=f"check the name; log in with `hf auth login`, or pass a token with {needs} access to {repo}",
+    )
+
+
+def _failed(message: str, status: int, wait_s: float | None) -> StoreError:
+    if wait_s is not None and status in {429, 503}:
+        return BusyError(message, wait_s=wait_s, hint=f"the server asks to come back in {wait_s:.0f} s")
+    return StoreError(message, hint="try again later" if is_transient(status) else None, retryable=is_transient(status))
+
+
+def _refused(error: HfHubHTTPError, what: str, repo: str, *, needs: str) -> StoreError:
+    sent = "authorization" in {name.lower() for name in error.response.request.headers}
+    token = f"the token must have {needs} access to {repo}" if sent else "there is no token"
+    message = f"{repo}: not allowed to {what}: {token}; the server says: {_words(error)}{_skew(error)}"
+    return StoreError(message, hint=f"log in with `hf auth login`, or pass a token with {needs} access to {repo}")
+
+
+def _words(error: HfHubHTTPError) -> str:
+    """What the server itself said, on one line."""
+    words = error.server_message or error.response.headers.get("X-Error-Message") or str(error)
+    return "; ".join(line.strip() for line in words.splitlines() if line.strip())
+
+
+def _skew(error: HfHubHTTPError) -> str:
+    """A signed URL may be refused because the clock here is wrong: say so where the server's clock differs."""
+    date = (
+        email.utils.parsedate_to_datetime(error.response.headers["Date"]) if "Date" in error.response.headers else None
+    )
+    if date is None or abs(time.time() - date.timestamp()) < _SKEW_S:
+        return ""
+    return f" (the clock here differs from the server's by {time.time() - date.timestamp():+.0f} s: set it)"
+
+
+def _retry_after(error: HfHubHTTPError) -> float | None:
+    value = error.response.headers.get("Retry-After", "").strip()
+    return float(value) if value.isdigit() else None
+
+
+def status_of(error: HubshardError) -> int | None:
+    """The HTTP status behind one of our errors, where an answer of the Hub is behind it."""
+    cause = error.__cause__
+    return int(cause.response.status_code) if isinstance(cause, HfHubHTTPError) else None

@@ -1,0 +1,182 @@
+"""Uploads by the LFS protocol (basic and multipart), from content that is read in order: no file is written.
+
+https://github.com/git-lfs/git-lfs/blob/main/docs/api/batch.md; multipart as huggingface_hub 2.4 speaks it: the header
+of the upload action has `chunk_size` and one URL per part number, and its `href` takes the list of parts at the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from huggingface_hub.utils import get_session, hf_raise_for_status, httpx
+
+from hubshard.errors import IntegrityError, StoreError
+from hubshard.protocols import Content
+from hubshard.store.commit import BusyError
+from hubshard.store.content import blocks_of
+from hubshard.store.hub_client import HubClient
+from hubshard.store.hub_errors import translated
+
+__all__ = ["is_held", "upload_lfs"]
+
+_MEDIA_TYPE = "application/vnd.git-lfs+json"
+_ATTEMPTS = 5
+_PIECE_BYTES = 1024 * 1024
+_TIMEOUT_S = 300.0
+
+
+def is_held(client: HubClient, revision: str, *, path: str, nbytes: int, sha256: str) -> bool:
+    """Whether the repo holds this content already."""
+    return _upload_action(client, revision, path=path, nbytes=nbytes, sha256=sha256) is None
+
+
+def upload_lfs(client: HubClient, revision: str, data: Content, *, path: str, nbytes: int, sha256: str) -> int:
+    """Send content unless the repo holds it; the bytes sent.
+
+    Args:
+        client: the repo.
+        revision: the branch that it is meant for.
+        data: read in order; once more from its start where a part has to be sent again.
+        path: for messages.
+        nbytes: its size.
+        sha256: in hex.
+
+    Raises:
+        IntegrityError: `data` has another size or hash.
+        StoreError: refused, or tried again in vain.
+    """
+    actions = _upload_action(client, revision, path=path, nbytes=nbytes, sha256=sha256)
+    if actions is None:
+        return 0
+    source = _Rewindable(data, path=path, nbytes=nbytes)
+    upload = actions["upload"]
+    part_bytes = int((upload.get("header") or {}).get("chunk_size", 0))
+    if part_bytes:
+        _upload_parts(client, upload, source, part_bytes=part_bytes, nbytes=nbytes, sha256=sha256)
+    else:
+        _put(client, upload["href"], source, 0, nbytes, headers=upload.get("header") or {})
+        source.check(sha256)
+    if "verify" in actions:
+        verify = actions["verify"]
+        body = {"oid": sha256, "size": nbytes}
+        client.send("POST", verify["href"], f"verify {path}", needs="write", headers=verify.get("header"), json=body)
+    return nbytes
+
+
+def _upload_action(
+    client: HubClient, revision: str, *, path: str, nbytes: int, sha256: str
+) -> Mapping[str, Any] | None:
+    body = {
+        "operation": "upload",
+        "transfers": ["basic", "multipart"],
+        "objects": [{"oid": sha256, "size": nbytes}],
+        "hash_algo": "sha256",
+        "ref": {"name": revision},
+    }
+    headers = {"Accept": _MEDIA_TYPE, "Content-Type": _MEDIA_TYPE}
+    what = f"upload {path}"
+    answer = client.send("POST", client.lfs_url(), what, needs="write", headers=headers, json=body).json()["objects"][0]
+    if "error" in answer:
+        raise StoreError(f"{client.repo}: cannot {what}: {answer['error'].get('message')}")
+    actions: Mapping[str, Any] | None = answer.get("actions")
+    return actions
+
+
+def _upload_parts(
+    client: HubClient, upload: Mapping[str, Any], source: _Rewindable, *, part_bytes: int, nbytes: int, sha256: str
+) -> None:
+    urls = {int(key): url for key, url in upload["header"].items() if key.isdecimal()}
+    parts = []
+    for number, start in enumerate(range(0, nbytes, part_bytes), start=1):
+        response = _put(client, urls[number], source, start, min(nbytes, start + part_bytes), headers={})
+        parts.append({"partNumber": number, "etag": response.headers["ETag"]})
+    source.check(sha256)
+    headers = {"Accept": _MEDIA_TYPE, "Content-Type": _MEDIA_TYPE}
+    what = f"complete the upload of {source.path}"
+    client.send("POST", upload["href"], what, auth=False, headers=headers, json={"oid": sha256, "parts": parts})
+
+
+def _put(
+    client: HubClient, url: str, source: _Rewindable, start: int, stop: int, *, headers: Mapping[str, str]
+) -> httpx.Response:
+    """Send a range of the content to a signed URL, from its start again when that fails for a while."""
+    what = f"upload {source.path}"
+    for attempt in range(_ATTEMPTS):
+        try:
+            with translated(what, client.repo, needs="write"):
+                response: httpx.Response = get_session().put(
+                    url,
+                    content=source.range(start, stop),
+                    headers={"Content-Length": str(stop - start), **headers},
+                    timeout=httpx.Timeout(_TIMEOUT_S, connect=20.0),
+                )
+                hf_raise_for_status(response)
+        except StoreError as error:
+            if not error.retryable or attempt + 1 == _ATTEMPTS:
+                raise
+            time.sleep(error.wait_s if isinstance(error, BusyError) else min(2.0**attempt, 8.0))
+        else:
+            return response
+    raise AssertionError("unreachable: the last attempt raises or returns")
+
+
+class _Rewindable:
+    """Content that is read in order, range by range, and begun anew where a range is asked for again."""
+
+    def __init__(self, data: Content, *, path: str, nbytes: int) -> None:
+        self.path = path
+        self._data = data
+        self._nbytes = nbytes
+        self._blocks: Iterator[memoryview] = iter(())
+        self._rest = memoryview(b"")
+        self._position = nbytes
+        self._hash = hashlib.sha256()
+        self._hashed = 0
+
+    def range(self, start: int, stop: int) -> Iterator[bytes]:
+        """Bytes `start` to `stop`, in pieces.
+
+        Raises:
+            IntegrityError: the content ends before.
+        """
+        if self._position != start:
+            self._blocks, self._rest, self._position = blocks_of(self._data), memoryview(b""), 0
+            for _ in self._advance(start):
+                pass
+        for piece in self._advance(stop):
+            yield bytes(piece)
+
+    def check(self, sha256: str) -> None:
+        """Refuse content that is longer than promised, or not what was hashed before.
+
+        Raises:
+            IntegrityError: it is.
+        """
+        if self._rest.nbytes or next(self._blocks, None) is not None or self._hash.hexdigest() != sha256:
+            raise IntegrityError(
+                f"{self.path}: it is not the content with the sha256 {sha256} and {self._nbytes} bytes any more",
+                hint="did the source change while it was read? run it again",
+            )
+
+    def _advance(self, stop: int) -> Iterator[memoryview]:
+        while self._position < stop:
+            if not self._rest.nbytes:
+                block = next(self._blocks, None)
+                if block is None:
+                    raise IntegrityError(f"{self.path}: it has {self._position} bytes, not {self._nbytes}")
+                self._rest = block
+            piece = self._rest[: min(_PIECE_BYTES, stop - self._position)]
+            self._rest = self._rest[piece.nbytes :]
+            self._position += piece.nbytes
+            self._note(piece)
+            yield piece
+
+    def _note(self, piece: memoryview) -> None:
+        """Hash what is seen for the first time."""
+        fresh = self._position - self._hashed
+        if fresh > 0:
+            self._hash.update(piece[piece.nbytes - fresh :])
+            self._hashed = self._position

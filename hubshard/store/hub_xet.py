@@ -1,0 +1,149 @@
+"""Uploads by the Xet protocol: content is streamed once, chunked and deduplicated by hf_xet; no file is written."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from huggingface_hub import constants
+
+from hubshard.errors import StoreError
+from hubshard.protocols import Content
+from hubshard.store.content import CheckedContent
+from hubshard.store.hub_client import HubClient
+from hubshard.store.hub_errors import status_of
+
+__all__ = ["XetUploader", "is_xet_enabled"]
+
+_ATTEMPTS = 3
+
+_CONFIG = {
+    "client.ac_initial_upload_concurrency": 2,
+    "client.ac_max_upload_concurrency": 2,
+    "client.retry_base_delay": "1s",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """What hf_xet needs to write: where, and a short-lived token that it renews by itself."""
+
+    endpoint: str
+    token: str
+    expiry: int
+    refresh_url: str
+
+
+def is_xet_enabled() -> bool:
+    """Whether hf_xet is installed and not switched off by HF_HUB_DISABLE_XET."""
+    return not constants.HF_HUB_DISABLE_XET and importlib.util.find_spec("hf_xet") is not None
+
+
+class XetUploader:
+    """Streams content into the Xet storage of one repo, from several threads at once if need be."""
+
+    def __init__(self, client: HubClient) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._process = 0
+
+    def upload(
+        self, revision: str, data: Content, *, path: str, nbytes: int, sha256: str | None, create_pr: bool
+    ) -> tuple[str, int] | None:
+        """Make content durable; its sha256, and the bytes that crossed the network for it; None on a Hub without Xet.
+
+        Bytes of chunks that the Hub has are not sent, and those sent are compressed; the few hundred bytes that tell
+        the Hub which chunks make up the file do not count.
+
+        Args:
+            revision: the branch that it is meant for.
+            data: read once; anew where the upload failed (3 attempts; hf_xet tries each request again by itself).
+            path: for messages.
+            nbytes: its size.
+            sha256: in hex, or None.
+            create_pr: it is meant for a pull request that the commit opens.
+
+        Raises:
+            IntegrityError: `data` has another size or hash.
+            StoreError: refused, or tried again in vain.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            access = self._access(revision, path, create_pr=create_pr)
+            if access is None:
+                return None
+            try:
+                return self._attempt(
+                    access, CheckedContent(data, path=path, nbytes=nbytes, sha256=sha256), path, sha256
+                )
+            except StoreError as error:
+                if not error.retryable or attempt == _ATTEMPTS:
+                    raise
+            time.sleep(attempt)
+        raise AssertionError("unreachable: the last attempt raises or returns")
+
+    def _access(self, revision: str, path: str, *, create_pr: bool) -> _Access | None:
+        url = self._client.api_url("xet-write-token", revision) + ("?create_pr=1" if create_pr else "")
+        try:
+            answer = self._client.send("GET", url, f"upload {path}", needs="write").json()
+        except StoreError as error:
+            if status_of(error) == 404:
+                return None
+            raise
+        return _Access(answer["casUrl"], answer["accessToken"], int(answer["exp"]), url)
+
+    def _attempt(self, access: _Access, content: CheckedContent, path: str, sha256: str | None) -> tuple[str, int]:
+        headers = self._client.headers()
+        with self._errors(path):
+            upload = self._get_session().new_upload_commit(
+                endpoint=access.endpoint,
+                token=access.token,
+                token_expiry_unix_secs=access.expiry,
+                token_refresh_url=access.refresh_url,
+                token_refresh_headers=headers,
+                custom_headers={name: value for name, value in headers.items() if name.lower() != "authorization"},
+            )
+        try:
+            return self._fill(upload, content, path, sha256)
+        except BaseException:
+            with contextlib.suppress(OSError, RuntimeError):  # the reason is on its way already
+                upload.abort()
+            raise
+
+    def _fill(self, upload: Any, content: CheckedContent, path: str, sha256: str | None) -> tuple[str, int]:
+        with self._errors(path):  # a hash that is known is not computed twice: the content's own pass checks it
+            stream = upload.start_upload_stream(name=path, **({"sha256": sha256} if sha256 else {}))
+        for block in content:
+            with self._errors(path):
+                stream.write(bytes(block))
+        with self._errors(path):
+            stream.finish()
+            report = upload.wait_to_finish()
+        return content.sha256, int(report.dedup_metrics.xorb_bytes_uploaded)
+
+    @contextlib.contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        """What hf_xet raises, and nothing else, as ours."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            raise StoreError(
+                f"{self._client.repo}: cannot upload {path}: {error}",
+                hint="is the Hub reachable? run it again: what was finished is not sent again",
+                retryable=isinstance(error, ConnectionError | TimeoutError),
+            ) from error
+
+    def _get_session(self) -> Any:
+        hf_xet = importlib.import_module("hf_xet")  # slow, and only needed here
+        with self._lock:  # a session does not survive a fork
+            if self._session is None or self._process != os.getpid():
+                self._session = hf_xet.XetSession(hf_xet.XetConfig().with_config(_CONFIG))
+                self._process = os.getpid()
+            return self._session
