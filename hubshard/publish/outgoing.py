@@ -13,7 +13,7 @@ from hubshard.plan import Shard, ShardPlan, plan_shards
 from hubshard.protocols import Buffer, Revision, Source, Store
 from hubshard.shardfile import stream_shard
 from hubshard.sources.cast import CastSource
-from hubshard.sources.model import parts_of
+from hubshard.sources.model import ModelParts, parts_of
 from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.sources.state_dict import StateDictSource
 
@@ -112,32 +112,28 @@ def from_memory(source: Any, layout: Layout, *, companions: Sequence[object] = (
     Raises:
         FormatError: something in it that cannot be published, by name.
     """
-    files: dict[str, bytes] = {}
-    cards: dict[str, bytes] = {}
-    metadata: Mapping[str, str] = {}
-    total_parameters = None
-    if isinstance(source, Mapping):
-        tensors: Source = StateDictSource(source, dtype=layout.dtype)
-    elif hasattr(source, "specs") and hasattr(source, "read"):
-        tensors = CastSource(source, layout.dtype) if layout.dtype else source
+    if isinstance(source, Mapping) or hasattr(source, "specs"):
+        parts = parts_of(*companions) if companions else ModelParts()
+        tensors = _source(source, layout.dtype)
     else:
-        parts = parts_of(source)
-        files |= parts.files
-        cards |= parts.default_files
-        metadata, total_parameters = parts.metadata, parts.total_parameters
+        parts = parts_of(source, *companions)
         tensors = StateDictSource(parts.state_dict, dtype=layout.dtype, keep=parts.keep)
-    for companion in companions:
-        files |= parts_of(companion).files
     plan = plan_shards(
         tensors.specs(),
         max_shard_bytes=layout.max_shard_bytes,
         variant=layout.variant,
         aliases=tensors.aliases(),
-        metadata=metadata,
+        metadata=parts.metadata,
     )
-    out = [_in_memory(path, data) for path, data in files.items()]
-    out += [_in_memory(path, data, default=True) for path, data in cards.items() if path not in files]
-    return _outgoing(plan, tensors, out, total_parameters=total_parameters)
+    files = [_in_memory(path, data) for path, data in parts.files.items()]
+    files += [_in_memory(path, data, default=True) for path, data in parts.default_files.items()]
+    return _outgoing(plan, tensors, files, total_parameters=parts.total_parameters)
+
+
+def _source(source: Any, dtype: str | None) -> Source:
+    if isinstance(source, Mapping) and not hasattr(source, "specs"):
+        return StateDictSource(source, dtype=dtype)
+    return CastSource(source, dtype) if dtype else source
 
 
 def from_store(

@@ -149,7 +149,7 @@ def push_to_hub(
         store.tag(tag, commit, title, exist_ok=True, move=move_tag)
         on_event(Event("publish", "tag", path=tag, detail=commit.commit))
     session.close()
-    sent = sum(item.nbytes_sent for item in staged)
+    sent = sum(item.nbytes_sent for item in change.add)
     on_event(Event("publish", "end", path=repo_id, nbytes=sent, detail=commit.commit))
     return Published(
         commit=commit.commit,

@@ -28,8 +28,8 @@ _ATTEMPTS = 5
 class BranchingStore(Store, Protocol):
     """A store whose branches can be made and dropped."""
 
-    def create_branch(self, name: str, at: Revision) -> None:
-        """Make a branch that begins at `at`; nothing happens where it exists."""
+    def create_branch(self, name: str, at: Revision) -> Revision:
+        """Make a branch that begins at `at`, or leave one that exists; its head."""
 
     def delete_branch(self, name: str) -> None:
         """Drop a branch; nothing happens where there is none."""
@@ -101,10 +101,4 @@ class StagingBranch:
                 return
 
     def _head(self) -> Revision:
-        head = self._store.head(self.name)
-        if head is None:
-            self._store.create_branch(self.name, self._base)
-            head = self._store.head(self.name)
-        if head is None:
-            raise NotFoundError(f"the staging branch {self.name} vanished right after it was made")
-        return head
+        return self._store.head(self.name) or self._store.create_branch(self.name, self._base)
