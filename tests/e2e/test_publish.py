@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from huggingface_hub import HfApi
+from huggingface_hub.hf_api import RepoFile
 from safetensors.numpy import load, save_file
 
 import hubshard
@@ -96,7 +97,8 @@ def test_a_directory_is_published_in_shards_by_one_commit(client: Client, folder
         [*names, "model.safetensors.index.json", "config.json", "README.md", "tokenizer/vocab.txt"]
     )
     assert equal(client.tensors(), weights())
-    sizes = [entry.size for entry in client.api.list_repo_tree(REPO) if entry.path in names]
+    sizes = [entry.size for entry in client.api.get_paths_info(REPO, names) if isinstance(entry, RepoFile)]
+    assert len(sizes) == 3
     assert max(sizes) <= 100_000
     assert client.branches() == ["main"]
     index = json.loads(client.read("model.safetensors.index.json"))
@@ -222,7 +224,7 @@ def test_visibility_is_set_for_a_new_repo_and_never_assumed(client: Client) -> N
 
 
 def interfering(client: Client, then: Callable[[], object]) -> Callable[[Event], None]:
-    done = []
+    done: list[object] = []
 
     def on_event(event: Event) -> None:
         if event.kind == "staged" and not done:
