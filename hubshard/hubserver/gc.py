@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["GcReport", "collect"]
 
 _BATCH = 100
+_IN_FLIGHT_SECONDS = 3600.0
+"""How long nothing must have been written to an unfinished upload before it counts as given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ def collect(state: HubState, *, grace_seconds: float) -> GcReport:
     Args:
         state: the server's parts, opened by this process or by the server itself.
         grace_seconds: uploads that are younger stay although no commit names them yet; commits and files that
-            lost their last ref are judged by when they were uploaded.
+            lost their last ref are judged by when they were uploaded. Unfinished uploads are spared for an hour
+            after their last byte, whatever the grace period is.
     """
     cutoff = time.time() - grace_seconds
     with state.db.write() as connection:
@@ -68,7 +71,8 @@ def collect(state: HubState, *, grace_seconds: float) -> GcReport:
     objects, freed = _remove_objects(state, cutoff)
     files = state.objects.xet if isinstance(state.objects.xet, XetFiles) else XetFiles(state.root, state.db)
     xet = collect_xet(files, older_than=cutoff)
-    freed += xet.nbytes + state.objects.sweep(older_than=cutoff) + sweep_parts(state.root, older_than=cutoff)
+    idle = min(cutoff, time.time() - _IN_FLIGHT_SECONDS)
+    freed += xet.nbytes + state.objects.sweep(older_than=idle) + sweep_parts(state.root, older_than=idle)
     return GcReport(gone_commits, gone_large, objects, xet.xorbs, gone_blobs, freed)
 
 
