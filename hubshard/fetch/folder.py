@@ -19,7 +19,7 @@ from hubshard.events import Event, OnEvent
 from hubshard.fetch.digests import content_id, matches
 from hubshard.fetch.layout import Recalled
 from hubshard.fetch.parts import Part, clean_parts, name_of
-from hubshard.fetch.record import Record, read_record, sync_folder, write_record
+from hubshard.fetch.record import Record, clean_scratch, read_record, scratch, sync_folder, write_record
 from hubshard.fetch.selection import Selection, holds_weights, is_entry_point
 from hubshard.index import is_weight_file
 from hubshard.protocols import Entry, Revision
@@ -103,13 +103,13 @@ class FolderLayout:
         part.move(kept)
         return kept
 
-    def clean(self, listing: Sequence[Entry]) -> None:
-        """Delete what runs that were killed have left of other revisions."""
-        names = {name_of(content_id(entry)) for entry in listing}
-        clean_parts(self.private / "parts", keep=names)
+    def clean(self, known: Collection[str], there: Collection[str]) -> None:
+        """Delete what runs that were killed have left: all but parts of this revision that are not whole yet."""
+        clean_parts(self.private / "parts", keep={*known} - {*there})
+        clean_scratch(self.private)
         for file in self._kept_folder.glob("*"):
-            if file.name not in names:
-                file.unlink(missing_ok=True)
+            if file.name not in known:
+                file.unlink()
 
     def show(self, at: Revision, selection: Selection, listing: Sequence[Entry], content: Mapping[str, Path]) -> Path:
         """Swap the files."""
@@ -117,10 +117,12 @@ class FolderLayout:
         placed = self._placed() | {entry.path for entry in selection.files}
         if moves or self._stale:
             self._warn_of_edits(moves, at)
-            write_record(self._record_path, Record(self._repo_id, Revision(at.branch, ""), (), placed))
+            write_record(
+                self._record_path, Record(self._repo_id, Revision(at.branch, ""), (), placed), private=self.private
+            )
             self._swap(selection, moves, dict(content))
         record = Record(self._repo_id, at, tuple(listing), placed - {*self._stale})
-        write_record(self._record_path, record)
+        write_record(self._record_path, record, private=self.private)
         for aside in ("parts", "kept"):
             shutil.rmtree(self.private / aside, ignore_errors=True)
         return self.root
@@ -160,7 +162,7 @@ class FolderLayout:
     def _place(self, source: Path, path: Path, *, may_move: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not may_move:  # another file has the same content
-            source = shutil.copyfile(source, self.private / "copy")
+            source = shutil.copyfile(source, scratch(self.private))
         source.replace(path)
 
     def _find_stale(self, selection: Selection, listing: Sequence[Entry]) -> tuple[Sequence[str], Sequence[str]]:

@@ -13,15 +13,23 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from hubshard.errors import FormatError
 from hubshard.fetch.digests import content_id
 from hubshard.fetch.layout import Recalled
-from hubshard.fetch.parts import Part, clean_parts, name_of
-from hubshard.fetch.record import Record, read_record, sync_folder, write_atomically, write_record
+from hubshard.fetch.parts import Part, clean_parts
+from hubshard.fetch.record import (
+    Record,
+    clean_scratch,
+    read_record,
+    scratch,
+    sync_folder,
+    write_atomically,
+    write_record,
+)
 from hubshard.fetch.selection import Selection
 from hubshard.index import check_path
 from hubshard.protocols import Entry, Revision
@@ -82,9 +90,12 @@ class CacheLayout:
         """Its blob, or, where links are not possible, the file in the snapshot."""
         return self._blob(entry), self._snapshot(at.commit) / entry.path
 
-    def clean(self, listing: Sequence[Entry]) -> None:
-        """Delete what runs that were killed have left of other revisions."""
-        clean_parts(self.private / "parts", keep={name_of(content_id(entry)) for entry in listing})
+    def clean(self, known: Collection[str], there: Collection[str]) -> None:
+        """Delete what runs that were killed have left: all but parts of this revision that are not whole yet."""
+        clean_parts(self.private / "parts", keep={*known} - {*there})
+        for folder in self.private.glob("new-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        clean_scratch(self.private)
 
     def keep(self, entry: Entry, part: Part) -> Path:
         """Make it a blob."""
@@ -101,9 +112,11 @@ class CacheLayout:
             self._complete(snapshot, selection, content)
         else:
             self._make(snapshot, selection, content)
-        write_record(self._record_path(at.commit), Record(self._repo_id, at, tuple(listing), frozenset()))
+        write_record(
+            self._record_path(at.commit), Record(self._repo_id, at, tuple(listing), frozenset()), private=self.private
+        )
         if at.branch != at.commit:
-            write_atomically(self.root / "refs" / at.branch, at.commit.encode())
+            write_atomically(self.root / "refs" / at.branch, at.commit.encode(), private=self.private)
         with suppress(OSError):  # parts of the revision that were not asked for this time
             (self.private / "parts").rmdir()
         return snapshot
@@ -134,8 +147,7 @@ class CacheLayout:
         sync_folder(*sorted(changed))
 
     def _link(self, source: Path, path: Path) -> None:
-        fresh = self.private / f"link-{os.getpid()}"
-        fresh.unlink(missing_ok=True)
+        fresh = scratch(self.private)
         if self._symlinks and source.parent == self.root / "blobs":
             with suppress(OSError):  # Windows, without the right to make them
                 fresh.symlink_to(os.path.relpath(source, path.parent))

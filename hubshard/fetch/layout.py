@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -52,8 +52,13 @@ class Layout(Protocol):
     def candidates(self, at: Revision, entry: Entry) -> Sequence[Path]:
         """Where the content of a file may lie already."""
 
-    def clean(self, listing: Sequence[Entry]) -> None:
-        """Delete what runs that were killed have left of other revisions than that of `listing`."""
+    def clean(self, known: Collection[str], there: Collection[str]) -> None:
+        """Delete what runs that were killed have left and none can use.
+
+        Args:
+            known: names of the contents of the revision.
+            there: those of them that are whole already.
+        """
 
     def keep(self, entry: Entry, part: Part) -> Path:
         """Take over a checked file; not yet shown to readers. Returns where it is."""

@@ -42,7 +42,8 @@ def clean_parts(folder: Path, *, keep: Collection[str]) -> int:
     """Delete the parts in `folder` other than those of the names `keep`; bytes that were freed on the disk."""
     freed = 0
     for file in sorted(folder.glob("*")) if folder.is_dir() else ():
-        if file.suffix not in {".part", ".map"} or file.stem not in keep:
+        is_kept = file.suffix in {".part", ".map"} and file.stem in keep
+        if not is_kept or not file.with_suffix(".part").exists():
             freed += _disk_bytes(file)
             file.unlink(missing_ok=True)
     return freed

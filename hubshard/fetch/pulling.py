@@ -92,8 +92,9 @@ def pull_from(store: Store, layout: Layout, request: Request) -> Path:
         missing = [entry for entry in seen.selection.files if entry.path not in content]
         if missing and seen.offline is not None:
             raise _incomplete(missing, request) from seen.offline
+        known = {name_of(content_id(entry)) for entry in seen.listing}
+        layout.clean(known, {name_of(content_id(e)) for e in seen.selection.files if e.path in content})
         if missing:
-            layout.clean(seen.listing)
             _fetch(store, layout, seen, request, missing, content)
         shown = layout.show(seen.at, seen.selection, seen.listing, content)
     request.tell("end", nbytes=seen.selection.nbytes, detail=str(shown))

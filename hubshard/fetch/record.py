@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hubshard.protocols import Entry, Revision
 
-__all__ = ["Record", "read_record", "sync_folder", "write_atomically", "write_record"]
+__all__ = ["Record", "clean_scratch", "read_record", "scratch", "sync_folder", "write_atomically", "write_record"]
 
 _VERSION = 1
 
@@ -31,8 +32,8 @@ class Record:
     placed: frozenset[str]
 
 
-def write_record(path: Path, record: Record) -> None:
-    """Write it, all or nothing."""
+def write_record(path: Path, record: Record, *, private: Path) -> None:
+    """Write it, all or nothing; `private` is our own folder at the target."""
     table = {
         "version": _VERSION,
         "repo_id": record.repo_id,
@@ -41,7 +42,7 @@ def write_record(path: Path, record: Record) -> None:
         "listing": [asdict(entry) for entry in record.listing],
         "placed": sorted(record.placed),
     }
-    write_atomically(path, json.dumps(table).encode())
+    write_atomically(path, json.dumps(table).encode(), private=private)
 
 
 def read_record(path: Path) -> Record | None:
@@ -60,12 +61,23 @@ def read_record(path: Path) -> Record | None:
         return None
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def scratch(private: Path) -> Path:
+    """A path for a file that is going to be renamed."""
+    return private / f"tmp-{os.getpid()}-{threading.get_ident()}"
+
+
+def clean_scratch(private: Path) -> None:
+    """Delete what runs that were killed have left of such files."""
+    for file in private.glob("tmp-*"):
+        file.unlink()
+
+
+def write_atomically(path: Path, content: bytes, *, private: Path) -> None:
     """Make `path` have this content, durably; a reader sees the old or the new. Unchanged content is not written."""
     if path.is_file() and path.read_bytes() == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    fresh = scratch(private)
     with fresh.open("wb") as file:
         file.write(content)
         file.flush()

@@ -103,15 +103,9 @@ class Transfer:
                 arrival.close()
 
     def _one(self, arrival: _Arrival, piece: int, keep: Callable[[Entry, Part], None]) -> tuple[Entry, str] | None:
-        """Get one piece; with the last of its file, finish the file."""
-        try:
-            arrival.take_in(piece, self._piece(arrival, piece))
-            if piece != arrival.last:
-                return None
-            return self._finish(arrival, keep)
-        except BaseException as error:
-            arrival.fail(error)
-            raise
+        """Get one piece; whoever hashes the last of its file finishes the file."""
+        is_complete = arrival.take_in(piece, self._piece(arrival, piece))
+        return self._finish(arrival, keep) if is_complete else None
 
     def _piece(self, arrival: _Arrival, piece: int) -> Buffer:
         entry, part = arrival.entry, self._open(arrival)
@@ -170,9 +164,10 @@ class _Arrival:
         self._folder = folder
         self._part: Part | None = None
         self._digest = new_hash(entry)
-        self._turn = threading.Condition()
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Buffer] = {}
         self._next = 0
-        self._error: BaseException | None = None
+        self._is_hashing = False
 
     def nbytes_of(self, piece: int) -> int:
         """Bytes of a piece."""
@@ -180,32 +175,31 @@ class _Arrival:
 
     def open(self) -> tuple[Part, int]:
         """The part, and, to the first who asks, the bytes that had arrived in an earlier run."""
-        with self._turn:
+        with self._lock:
             if self._part is not None:
                 return self._part, 0
             self._part = Part(self._folder, name_of(content_id(self.entry)), self.entry.nbytes)
             return self._part, self._part.arrived_bytes
 
-    def take_in(self, piece: int, data: Buffer) -> None:
-        """Hash a piece when it is its turn: those before it began earlier, so the wait ends.
+    def take_in(self, piece: int, data: Buffer) -> bool:
+        """Hash a piece when all before it have been; one that is early waits, without its thread.
 
-        Raises:
-            BaseException: what another piece of the file failed with.
+        Returns:
+            True to the one caller whose call has hashed the last piece.
         """
-        with self._turn:
-            self._turn.wait_for(lambda: self._next == piece or self._error is not None)
-            if self._error is not None:
-                raise self._error
-        self._digest.update(data)
-        with self._turn:
-            self._next = piece + 1
-            self._turn.notify_all()
-
-    def fail(self, error: BaseException) -> None:
-        """Let the pieces that wait give up."""
-        with self._turn:
-            self._error = self._error or error
-            self._turn.notify_all()
+        with self._lock:
+            self._waiting[piece] = data
+            if self._is_hashing:
+                return False
+            self._is_hashing = True
+        while True:
+            with self._lock:
+                due = self._waiting.pop(self._next, None)
+                if due is None:
+                    self._is_hashing = False
+                    return self._next > self.last
+                self._next += 1
+            self._digest.update(due)
 
     def hexdigest(self) -> str:
         """Of all pieces so far."""
@@ -213,7 +207,7 @@ class _Arrival:
 
     def close(self) -> None:
         """Close the part, if it is open."""
-        with self._turn:
+        with self._lock:
             if self._part is not None:
                 self._part.close()
 

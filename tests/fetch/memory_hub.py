@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hubshard.errors import NotFoundError, StoreError
+from hubshard.fetch.parts import PIECE_BYTES
 from hubshard.fetch.pulling import Request
 from hubshard.protocols import Content, Entry, Revision, Staged
 
@@ -22,6 +23,10 @@ def entry_of(path: str, content: bytes) -> Entry:
     blob_id = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
     sha256 = hashlib.sha256(content).hexdigest() if path.endswith((".safetensors", ".bin")) else None
     return Entry(path, len(content), sha256, blob_id)
+
+
+Hook = Callable[[str, tuple[object, ...]], None]
+"""What `sys.addaudithook` takes."""
 
 
 class MemoryHub:
@@ -123,6 +128,17 @@ def small(seed: int) -> dict[str, bytes]:
         "a.py": b"",
         "b.py": b"",
     }
+
+
+_SHARD_BYTES = 5000
+REVISIONS: Mapping[str, Callable[[], dict[str, bytes]]] = {
+    "old": lambda: sharded(1, 2, _SHARD_BYTES),
+    "other weights in as many shards": lambda: sharded(2, 2, _SHARD_BYTES),
+    "a single file": lambda: single(2, _SHARD_BYTES),
+    "only the config": lambda: sharded(1, 2, _SHARD_BYTES) | {"config.json": b"{}"},
+    "six pieces": lambda: single(1, 6 * PIECE_BYTES),
+}
+"""Made anew in each process, to the same bytes."""
 
 
 def held(folder: Path) -> dict[str, bytes]:
