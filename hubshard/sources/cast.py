@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import cast
 
 from hubshard.errors import FormatError
 from hubshard.protocols import Buffer, Source
@@ -52,5 +53,5 @@ class CastSource:
         import torch  # noqa: PLC0415  # slow, and optional
 
         tensor = torch.frombuffer(bytearray(raw), dtype=getattr(torch, CASTABLE[dtype]))
-        cast = tensor.to(getattr(torch, CASTABLE[self._dtype]))
-        return memoryview(cast.view(torch.uint8).numpy())
+        converted = tensor.to(getattr(torch, CASTABLE[self._dtype]))
+        return memoryview(cast("Buffer", converted.view(torch.uint8).numpy()))

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["ModelParts", "parts_of"]
 
 _MAX_FILE_BYTES = 256 * 2**20
-_WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
+# the attribute that holds the model, by class and package
+_WRAPPERS = {
+    ("torch", "OptimizedModule"): "_orig_mod",
+    ("torch", "DistributedDataParallel"): "module",
+    ("torch", "DataParallel"): "module",
+    ("deepspeed", "DeepSpeedEngine"): "module",
+}
 _COMPILED = "_orig_mod."
 
 
@@ -84,20 +90,24 @@ def _is_a(obj: Any, module: str, name: str) -> bool:
 
 
 def _unwrapped(obj: Any) -> Any:
-    while type(obj).__name__ in _WRAPPERS and type(obj).__module__.startswith("torch."):
-        obj = getattr(obj, _WRAPPERS[type(obj).__name__])
+    while attribute := _WRAPPERS.get((_package(obj), type(obj).__name__)):
+        obj = getattr(obj, attribute)
     kind = type(obj)
     if kind.__name__ == "FullyShardedDataParallel":
         raise FormatError(
             "the model is wrapped in FullyShardedDataParallel, and each rank holds a part",
             hint="gather it with get_model_state_dict (full_state_dict=True), and give the state dict",
         )
-    if kind.__module__.partition(".")[0] == "peft" or getattr(obj, "_hf_peft_config_loaded", False):
+    if _package(obj) == "peft" or getattr(obj, "_hf_peft_config_loaded", False):
         raise FormatError(
             f"{kind.__name__} has a PEFT adapter loaded",
             hint="merge it into the weights (merge_and_unload), or publish the adapter with its own push_to_hub",
         )
     return obj
+
+
+def _package(obj: Any) -> str:
+    return type(obj).__module__.partition(".")[0]
 
 
 def _module_parts(module: nn.Module) -> ModelParts:
@@ -108,6 +118,12 @@ def _module_parts(module: nn.Module) -> ModelParts:
 
 
 def _state_dict(module: nn.Module) -> dict[str, Any]:
+    split = [name for name, parameter in module.named_parameters() if hasattr(parameter, "ds_tensor")]
+    if split:
+        raise FormatError(
+            f"{type(module).__name__}: DeepSpeed ZeRO-3 holds {split[0]!r} and {len(split) - 1} more in parts",
+            hint="gather them (deepspeed.zero.GatheredParameters), or convert its checkpoint",
+        )
     # submodules that were compiled on their own carry the name of their wrapper
     state_dict = module.state_dict()
     renamed = {name.replace(_COMPILED, ""): value for name, value in state_dict.items()}

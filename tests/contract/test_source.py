@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from hubshard.plan import plan_shards
 from hubshard.shardfile import stream_shard
 from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.sources.state_dict import StateDictSource
+from hubshard.store.hub import HubStore
 from hubshard.store.local import LocalStore
 from hubshard.tensors import Box, TensorSpec
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hubshard.protocols import Source
+    from tests.conftest import Hub
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 CODES = {
@@ -185,13 +188,33 @@ class TestSingleFile(SourceContract):
 
 class TestShardedDirectory(SourceContract):
     def make(self, arrays: Arrays, folder: Path) -> Source:
-        plan = plan_shards(StateDictSource(arrays).specs(), max_shard_bytes=2000, aliases=TIED)
-        assert plan.index_path is not None
-        for shard in plan.shards:
-            content = stream_shard(shard, StateDictSource(arrays), max_read_bytes=2**20)
-            (folder / shard.path).write_bytes(b"".join(map(bytes, content)))
-        (folder / plan.index_path).write_bytes(plan.index())
+        for path, content in _sharded(arrays).items():
+            (folder / path).write_bytes(content)
         return _open(folder)
+
+
+class TestShardsOnAHub(SourceContract):
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def source(module_hub: Hub) -> Source:
+        store = HubStore("org/model", token="hf_test", endpoint=module_hub.url)
+        store.create_repo(private=False)
+        staged = [
+            store.stage("main", path, partial(lambda data: [data], content), nbytes=len(content))
+            for path, content in _sharded(sample()).items()
+        ]
+        at = store.commit("main", parent=store.head("main"), add=staged, remove=[], message="shards", publish_id="1")
+        return SafetensorsSource(store, at)
+
+
+def _sharded(arrays: Arrays) -> dict[str, bytes]:
+    source = StateDictSource(arrays)
+    plan = plan_shards(source.specs(), max_shard_bytes=2000, aliases=TIED)
+    assert plan.index_path is not None
+    files = {plan.index_path: plan.index()}
+    for shard in plan.shards:
+        files[shard.path] = b"".join(map(bytes, stream_shard(shard, source, max_read_bytes=2**20)))
+    return files
 
 
 def _open(folder: Path) -> SafetensorsSource:

@@ -285,3 +285,10 @@ def test_a_state_that_is_no_tensor_is_refused_by_name() -> None:
     model.lm_head = Odd(16, 64)
     with pytest.raises(FormatError, match=r"lm_head\._extra_state"):
         parts_of(model)
+
+
+def test_parameters_that_zero_3_holds_in_parts_are_refused() -> None:
+    module = torch.nn.Linear(2, 3)
+    module.weight.ds_tensor = torch.zeros(1)  # type: ignore[attr-defined]
+    with pytest.raises(FormatError, match=r"ZeRO-3 holds 'weight'"):
+        parts_of(module)
