@@ -24,7 +24,14 @@ def main(arguments: list[str] | None = None) -> int:
         oidc_secret=chosen.oidc_secret,
     )
     try:
-        serve(chosen.root, host=chosen.host, port=chosen.port, settings=settings, on_ready=_say)
+        serve(
+            chosen.root,
+            host=chosen.host,
+            port=chosen.port,
+            settings=settings,
+            on_ready=_say,
+            stop_at_eof=chosen.stop_at_eof,
+        )
     except HubshardError as error:
         sys.stderr.write(f"Error: {error}\n")
         return 1
@@ -50,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--oidc-secret", help="checks identity tokens (HS256) that are exchanged for access tokens")
     parser.add_argument("--lfs-part-bytes", type=int, default=defaults.lfs_part_bytes, help="larger uploads are split")
     parser.add_argument("--page-size", type=int, default=defaults.page_size, help="entries per page of a list")
+    parser.add_argument("--stop-at-eof", action="store_true", help="stop when stdin ends")
     return parser
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlencode
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -193,6 +194,8 @@ class Edge:
         exchange = _Exchange(scope, receive, send)
         try:
             await self._app(scope, exchange.receive, exchange.send)
+        except ClientDisconnect:  # nobody is there to be answered
+            return
         except Exception as error:  # the one place where an error becomes an answer
             if exchange.started:
                 raise

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -32,6 +34,7 @@ def serve(
     port: int = 8000,
     settings: Settings | None = None,
     on_ready: Callable[[str], None] = print,
+    stop_at_eof: bool = False,
 ) -> None:
     """Serve a directory until the process is asked to stop (SIGINT, SIGTERM).
 
@@ -41,6 +44,7 @@ def serve(
         port: 0 for any free one.
         settings: the operator's choices.
         on_ready: called with the URL once connections are accepted.
+        stop_at_eof: stop, too, when stdin ends: when the process that holds its other end is gone, however it ended.
 
     Raises:
         StoreError: the port is taken, or the directory was written by a newer version.
@@ -55,8 +59,11 @@ def serve(
         create_app_with(state), log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="on"
     )
     with listener:
+        server = uvicorn.Server(config)
+        if stop_at_eof:
+            threading.Thread(target=_stop_at_eof, args=(server,), daemon=True).start()
         on_ready(f"http://{_host_in_url(host)}:{listener.getsockname()[1]}")
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
 
 
 @contextlib.contextmanager
@@ -82,7 +89,7 @@ def running(
 
 
 def process(root: Path, *, port: int = 0, settings: Settings | None = None) -> tuple[subprocess.Popen[str], str]:
-    """Start a server in a process of its own, and wait until it answers.
+    """Start a server in a process of its own, and wait until it answers; it ends with this process at the latest.
 
     Returns:
         The process, and the URL.
@@ -90,9 +97,9 @@ def process(root: Path, *, port: int = 0, settings: Settings | None = None) -> t
     Raises:
         StoreError: it ended before it was ready; the message has what it wrote.
     """
-    command = [sys.executable, "-m", "hubshard.hubserver", "--root", str(root), "--port", str(port)]
+    command = [sys.executable, "-m", "hubshard.hubserver", "--root", str(root), "--port", str(port), "--stop-at-eof"]
     command += _arguments(settings or Settings())
-    started = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     line = started.stdout.readline() if started.stdout is not None else ""
     if not line.startswith("http"):
         started.wait(_STOP_SECONDS)
@@ -108,8 +115,9 @@ def stop(started: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         started.kill()
         started.wait()
-    if started.stdout is not None:
-        started.stdout.close()
+    for pipe in (started.stdin, started.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 def gc(root: Path, grace_seconds: float) -> GcReport:
@@ -124,6 +132,12 @@ def gc(root: Path, grace_seconds: float) -> GcReport:
         return collect(state, grace_seconds=grace_seconds)
     finally:
         state.close()
+
+
+def _stop_at_eof(server: uvicorn.Server) -> None:
+    while os.read(0, 4096):
+        continue
+    server.should_exit = True
 
 
 def _listen(host: str, port: int) -> socket.socket:

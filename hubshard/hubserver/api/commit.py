@@ -145,17 +145,21 @@ class _Committer:
             create_pr=request.query_params.get("create_pr", "").lower() in {"1", "true"},
             base_url=base_url(request, self._state),
         )
-        await self._state.run(self._check, wanted)
+        key = await self._state.run(self._check, wanted)
         reader = CommitReader(self._state.db)
-        await receive(self._state, request.stream(), reader.feed, max_bytes=_MAX_COMMIT_BYTES)
-        answer = await self._state.run(self._commit, wanted, reader)
+        try:
+            await receive(self._state, request.stream(), reader.feed, max_bytes=_MAX_COMMIT_BYTES)
+            answer = await self._state.run(self._commit, wanted, reader)
+        finally:
+            self._state.counters.add(key, "regular_received", reader.nbytes)
         return JSONResponse(answer)
 
-    def _check(self, wanted: _Request) -> None:
-        """Refuse early what the body cannot change."""
+    def _check(self, wanted: _Request) -> str:
+        """Refuse early what the body cannot change; the key of the repo."""
         with self._state.db.read() as connection:
             repo = _repo_for_commit(connection, wanted.principal, wanted.params, create_pr=wanted.create_pr)
             refs.writable(connection, repo.id, wanted.params["revision"])
+        return repo.key
 
     def _commit(self, wanted: _Request, reader: CommitReader) -> dict[str, Any]:
         reader.finish()
@@ -165,7 +169,6 @@ class _Committer:
             parent = _parent(connection, repo, target, reader.parent, create_pr=wanted.create_pr)
             made = self._write(connection, repo, parent, wanted, reader)
             pull = _note(connection, repo, target, parent, made, wanted, reader)
-        self._state.counters.add(repo.key, "regular_received", reader.nbytes)
         self._state.counters.add(repo.key, "commits", 1)
         url = f"{wanted.base_url}/{repo.url_path}"
         answer = {"success": True, "commitOid": made.oid, "commitUrl": f"{url}/commit/{made.oid}", "hookOutput": ""}
