@@ -15,6 +15,7 @@ from hubshard.store.hub_commit import commit_body, history_of, made_of, pull_req
 from hubshard.store.hub_errors import status_of, translated
 from hubshard.store.hub_read import RangeReader
 from hubshard.store.hub_stage import Advice, Stager
+from hubshard.store.hub_xet import is_xet_enabled
 from hubshard.store.paths import check_path
 
 __all__ = ["HubStore"]
@@ -35,16 +36,23 @@ class HubStore:
         token: a token; None for the one of this machine (login, HF_TOKEN, or the CI's identity), False for none, or a
             function that is asked before each request.
         endpoint: the Hub's URL; None for that of huggingface_hub (HF_ENDPOINT).
+        xet: whether large files may go by Xet; None for as hf_xet is installed and HF_HUB_DISABLE_XET says.
 
     Raises:
         FormatError: no valid repo id.
     """
 
     def __init__(
-        self, repo_id: str, *, repo_type: str = "model", token: Token = None, endpoint: str | None = None
+        self,
+        repo_id: str,
+        *,
+        repo_type: str = "model",
+        token: Token = None,
+        endpoint: str | None = None,
+        xet: bool | None = None,
     ) -> None:
         self._client = HubClient(repo_id, repo_type=repo_type, token=token, endpoint=endpoint)
-        self._stager = Stager(self._client)
+        self._stager = Stager(self._client, xet=is_xet_enabled() if xet is None else xet)
         self._reader = RangeReader(self._client)
 
     def __repr__(self) -> str:
@@ -108,7 +116,7 @@ class HubStore:
         """Make content durable without showing it. A branch that is not there yet is taken as main.
 
         Small text goes along in the receipt. Large files go by Xet in one pass over `data`; where Xet is off
-        (HF_HUB_DISABLE_XET) or the Hub has none, by LFS in two (one where `sha256` is given). Where `sha256` is given
+        or the Hub has none, by LFS in two (one where `sha256` is given). Where `sha256` is given
         and the repo holds it, `data` is hardly read.
 
         Args:

@@ -51,14 +51,13 @@ def upload_lfs(client: HubClient, revision: str, data: Content, *, path: str, nb
     actions = _upload_action(client, revision, path=path, nbytes=nbytes, sha256=sha256)
     if actions is None:
         return 0
-    source = _Rewindable(data, path=path, nbytes=nbytes)
+    source = _Rewindable(data, path=path, nbytes=nbytes, sha256=sha256)
     upload = actions["upload"]
     part_bytes = int((upload.get("header") or {}).get("chunk_size", 0))
     if part_bytes:
         _upload_parts(client, upload, source, part_bytes=part_bytes, nbytes=nbytes, sha256=sha256)
     else:
         _put(client, upload["href"], source, 0, nbytes, headers=upload.get("header") or {})
-        source.check(sha256)
     if "verify" in actions:
         verify = actions["verify"]
         body = {"oid": sha256, "size": nbytes}
@@ -93,7 +92,6 @@ def _upload_parts(
     for number, start in enumerate(range(0, nbytes, part_bytes), start=1):
         response = _put(client, urls[number], source, start, min(nbytes, start + part_bytes), headers={})
         parts.append({"partNumber": number, "etag": response.headers["ETag"]})
-    source.check(sha256)
     headers = {"Accept": _MEDIA_TYPE, "Content-Type": _MEDIA_TYPE}
     what = f"complete the upload of {source.path}"
     client.send("POST", upload["href"], what, auth=False, headers=headers, json={"oid": sha256, "parts": parts})
@@ -126,10 +124,11 @@ def _put(
 class _Rewindable:
     """Content that is read in order, range by range, and begun anew where a range is asked for again."""
 
-    def __init__(self, data: Content, *, path: str, nbytes: int) -> None:
+    def __init__(self, data: Content, *, path: str, nbytes: int, sha256: str) -> None:
         self.path = path
         self._data = data
         self._nbytes = nbytes
+        self._sha256 = sha256
         self._blocks: Iterator[memoryview] = iter(())
         self._rest = memoryview(b"")
         self._position = nbytes
@@ -137,27 +136,25 @@ class _Rewindable:
         self._hashed = 0
 
     def range(self, start: int, stop: int) -> Iterator[bytes]:
-        """Bytes `start` to `stop`, in pieces.
+        """Bytes `start` to `stop`, in pieces; the last one of all is given only if size and hash are as promised.
 
         Raises:
-            IntegrityError: the content ends before.
+            IntegrityError: the content ends before, goes on after its end, or is not what was hashed before.
         """
         if self._position != start:
             self._blocks, self._rest, self._position = blocks_of(self._data), memoryview(b""), 0
             for _ in self._advance(start):
                 pass
         for piece in self._advance(stop):
-            yield bytes(piece)
+            data = bytes(piece)
+            if self._position == self._nbytes:
+                self._check_end()
+            yield data
 
-    def check(self, sha256: str) -> None:
-        """Refuse content that is longer than promised, or not what was hashed before.
-
-        Raises:
-            IntegrityError: it is.
-        """
-        if self._rest.nbytes or next(self._blocks, None) is not None or self._hash.hexdigest() != sha256:
+    def _check_end(self) -> None:
+        if self._rest.nbytes or next(self._blocks, None) is not None or self._hash.hexdigest() != self._sha256:
             raise IntegrityError(
-                f"{self.path}: it is not the content with the sha256 {sha256} and {self._nbytes} bytes any more",
+                f"{self.path}: it is not the content with the sha256 {self._sha256} and {self._nbytes} bytes (any more)",
                 hint="did the source change while it was read? run it again",
             )
 

@@ -13,7 +13,7 @@ from hubshard.store.content import read_all, sample_of, sha256_of
 from hubshard.store.hub_client import HubClient
 from hubshard.store.hub_errors import status_of
 from hubshard.store.hub_lfs import is_held, upload_lfs
-from hubshard.store.hub_xet import XetUploader, is_xet_enabled
+from hubshard.store.hub_xet import XetUploader
 
 __all__ = ["Advice", "Stager"]
 
@@ -40,9 +40,9 @@ class Advice:
 class Stager:
     """Makes content durable in one repo."""
 
-    def __init__(self, client: HubClient) -> None:
+    def __init__(self, client: HubClient, *, xet: bool) -> None:
         self._client = client
-        self._xet = XetUploader(client)
+        self._xet = XetUploader(client) if xet else None
 
     def advice(
         self, branch: str, files: Mapping[str, tuple[int, bytes]], *, create_pr: bool = False
@@ -113,7 +113,7 @@ class Stager:
     def _send(
         self, revision: str, path: str, data: Content, *, nbytes: int, sha256: str | None, create_pr: bool
     ) -> Staged:
-        if is_xet_enabled():
+        if self._xet is not None:
             done = self._xet.upload(revision, data, path=path, nbytes=nbytes, sha256=sha256, create_pr=create_pr)
             if done is not None:
                 return Staged(path, nbytes, done[0], {"mode": "xet"}, nbytes_sent=done[1])
