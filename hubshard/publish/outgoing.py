@@ -13,7 +13,10 @@ from hubshard.plan import Shard, ShardPlan, plan_shards
 from hubshard.protocols import Buffer, Revision, Source, Store
 from hubshard.shardfile import stream_shard
 from hubshard.sources.cast import CastSource
+from hubshard.sources.dtypes import CASTABLE
 from hubshard.sources.model import ModelParts, parts_of
+from hubshard.sources.model_config import config_of, config_with_dtype
+from hubshard.sources.packed import logical_parameters
 from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.sources.state_dict import StateDictSource
 
@@ -116,7 +119,7 @@ def from_memory(source: Any, layout: Layout, *, companions: Sequence[object] = (
         parts = parts_of(*companions) if companions else ModelParts()
         tensors = _source(source, layout.dtype)
     else:
-        parts = parts_of(source, *companions)
+        parts = parts_of(source, *companions, dtype=layout.dtype)
         tensors = StateDictSource(parts.state_dict, dtype=layout.dtype, keep=parts.keep)
     plan = plan_shards(
         tensors.specs(),
@@ -142,27 +145,29 @@ def from_store(
     layout: Layout,
     *,
     path: str | None = None,
-    source_variant: str | None = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> Outgoing:
     """A revision of a store: a local directory, or a repo on a Hub.
 
-    Shards that already carry the right names and fit the bound keep their tensors; otherwise all are planned anew.
+    Weights of the layout's variant are read where there are some, else the plain ones. Shards that already carry the
+    right names and fit the bound keep their tensors; otherwise all are planned anew.
 
     Args:
         store: where the files are.
         at: which revision of it.
         layout: of the shards.
         path: a single weight file to publish, without any other file.
-        source_variant: which variant of the weights to read.
         include: patterns of files that go along; all by default.
         exclude: patterns of files that do not, besides `DEFAULT_EXCLUDE`.
 
     Raises:
         FormatError: a checkpoint that does not hold together, or a file name that cannot be published.
     """
-    source = SafetensorsSource(store, at, path=path, variant=source_variant, workers=_WORKERS)
+    has_variant = any(is_weight_file(entry.path, variant=layout.variant) for entry in store.list(at))
+    source = SafetensorsSource(
+        store, at, path=path, variant=layout.variant if has_variant and path is None else None, workers=_WORKERS
+    )
     tensors: Source = CastSource(source, layout.dtype) if layout.dtype else source
     plan = _kept_plan(source, layout) or plan_shards(
         tensors.specs(),
@@ -172,9 +177,16 @@ def from_store(
         metadata=source.header_metadata,
     )
     if path is not None:
-        return _outgoing(plan, tensors, [])
+        return _outgoing(plan, tensors, [], notes=source.notes)
     files, notes = _companions(store, at, include, (*exclude, *DEFAULT_EXCLUDE), source.weight_files)
-    return _outgoing(plan, tensors, files, notes=notes)
+    total_parameters = None
+    for number, file in enumerate(files):
+        if file.path == "config.json":
+            raw = b"".join(file.data())
+            total_parameters = logical_parameters(source.specs(), config_of(raw))
+            if layout.dtype:
+                files[number] = _in_memory(file.path, config_with_dtype(raw, CASTABLE[layout.dtype]))
+    return _outgoing(plan, tensors, files, notes=(*source.notes, *notes), total_parameters=total_parameters)
 
 
 def _kept_plan(source: SafetensorsSource, layout: Layout) -> ShardPlan | None:

@@ -7,9 +7,24 @@ from typing import Any
 
 from hubshard.errors import FormatError
 
-__all__ = ["config_with_dtype"]
+__all__ = ["config_of", "config_with_dtype"]
 
 _KEYS = ("dtype", "torch_dtype")  # older transformers wrote the second
+
+
+def config_of(raw: bytes, *, path: str = "config.json") -> dict[str, Any]:
+    """The decoded config.
+
+    Raises:
+        FormatError: no JSON object; names `path`.
+    """
+    try:
+        config = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: the config is no valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise FormatError(f"{path}: the config is no JSON object")
+    return config
 
 
 def config_with_dtype(raw: bytes, dtype: str, *, path: str = "config.json") -> bytes:
@@ -28,12 +43,7 @@ def config_with_dtype(raw: bytes, dtype: str, *, path: str = "config.json") -> b
     Raises:
         FormatError: no JSON object.
     """
-    try:
-        config = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: the config is no valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise FormatError(f"{path}: the config is no JSON object")
+    config = config_of(raw, path=path)
     changed = _replaced(config, dtype)
     if changed == config:
         return raw
