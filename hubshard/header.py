@@ -102,7 +102,7 @@ def check_name(name: str) -> None:
             f"a tensor may not be named {METADATA_KEY!r}: safetensors keeps its own metadata there",
             hint="rename it in the state dict",
         )
-    if not _is_text(name):
+    if not name.isascii() and not _is_text(name):
         raise FormatError(f"the tensor name {_brief(name)} is no valid Unicode", hint="rename it in the state dict")
 
 
@@ -324,7 +324,7 @@ def _is_counts(value: Any, most: int) -> bool:
 
 def _is_text(text: str) -> bool:
     # a lone surrogate is no character; JSON can escape one, UTF-8 cannot hold it
-    return text.isascii() or not _SURROGATE.search(text)
+    return not _SURROGATE.search(text)
 
 
 def _brief(text: str) -> str:

@@ -151,7 +151,8 @@ def plan_shards(
         raise FormatError(f"files of at most {max_shard_bytes} bytes hold nothing", hint="ask for 5GB, for example")
     aliases, common = aliases or {}, {"format": "pt"} | dict(metadata or {})
     ordered = _ordered(specs)
-    _check_aliases(aliases, common, {spec.name for spec in specs})
+    if aliases or metadata:
+        _check_aliases(aliases, common, {spec.name for spec in specs})
     aliases_of: dict[str, dict[str, str]] = {}
     for alias, name in sorted(aliases.items()):
         aliases_of.setdefault(name, {})[alias] = name

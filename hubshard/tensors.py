@@ -19,32 +19,31 @@ __all__ = ["DTYPE_BITS", "MAX_DIMENSIONS", "Box", "TensorSpec", "dtype_bits", "d
 MAX_DIMENSIONS = 64
 """Most dimensions of a tensor: numpy and torch take no more."""
 
-DTYPE_BITS: Mapping[str, int] = MappingProxyType(
-    {
-        "C64": 64,
-        "F64": 64,
-        "I64": 64,
-        "U64": 64,
-        "F32": 32,
-        "I32": 32,
-        "U32": 32,
-        "F16": 16,
-        "BF16": 16,
-        "I16": 16,
-        "U16": 16,
-        "F8_E4M3": 8,
-        "F8_E4M3FNUZ": 8,
-        "F8_E5M2": 8,
-        "F8_E5M2FNUZ": 8,
-        "F8_E8M0": 8,
-        "I8": 8,
-        "U8": 8,
-        "BOOL": 8,
-        "F6_E2M3": 6,
-        "F6_E3M2": 6,
-        "F4": 4,
-    }
-)
+_BITS = {
+    "C64": 64,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+    "F32": 32,
+    "I32": 32,
+    "U32": 32,
+    "F16": 16,
+    "BF16": 16,
+    "I16": 16,
+    "U16": 16,
+    "F8_E4M3": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2": 8,
+    "F8_E5M2FNUZ": 8,
+    "F8_E8M0": 8,
+    "I8": 8,
+    "U8": 8,
+    "BOOL": 8,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "F4": 4,
+}
+DTYPE_BITS: Mapping[str, int] = MappingProxyType(_BITS)
 """Bits per element of each safetensors dtype code."""
 
 
@@ -137,7 +136,7 @@ class TensorSpec:
         Raises:
             FormatError: unknown dtype, or a packed dtype whose elements do not fill whole bytes.
         """
-        bits = math.prod(self.shape) * (DTYPE_BITS.get(self.dtype) or self.bits)  # asked a million times over
+        bits = math.prod(self.shape) * (_BITS.get(self.dtype) or self.bits)  # asked a million times over
         if bits % 8:
             raise FormatError(
                 f"tensor {self.name!r}: {self.numel} elements of {self.dtype} do not fill whole bytes",
