@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import time
 from dataclasses import dataclass
@@ -179,7 +180,7 @@ def apply(
     Args:
         connection: of a write transaction.
         repo_id: the repo; a large file must be one that it holds.
-        files: path → file, before.
+        files: path → file, before, in the order of the paths.
         operations: what to do.
 
     Returns:
@@ -241,17 +242,27 @@ def _removed(files: Mapping[str, Entry], changes: Mapping[str, Entry | None], pa
 
 
 def _refuse_file_and_folder(files: Mapping[str, Entry], changes: Mapping[str, Entry | None]) -> None:
-    """A path cannot name a file and a folder; only pairs with a new path in them need a look."""
-    added = {path for path, entry in changes.items() if entry is not None and path not in files}
-    if not added:
-        return
-    after = {path for path in files if changes.get(path, files[path]) is not None} | added
-    for path in after:
+    """A path cannot name a file and a folder; only new paths need a look."""
+    before = list(files)
+    for path in (path for path, entry in changes.items() if entry is not None and path not in files):
         parts = path.split("/")
-        for depth in range(1, len(parts)):
-            above = "/".join(parts[:depth])
-            if above in after and (above in added or path in added):
-                raise unprocessable(f"Invalid path in repo: {above!r} would be a file and a folder ({path!r})")
+        above = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+        both = next((name for name in above if changes.get(name, files.get(name)) is not None), None)
+        if both is None and _is_folder(before, changes, path):
+            both = path
+        if both is not None:
+            raise unprocessable(f"Invalid path in repo: {both!r} would be a file and a folder ({path!r})")
+
+
+def _is_folder(before: Sequence[str], changes: Mapping[str, Entry | None], path: str) -> bool:
+    """Whether some file that was there, and stays, lies in the folder; a new one is refused by what is above it."""
+    prefix = f"{path}/"
+    at = bisect.bisect_left(before, prefix)
+    while at < len(before) and before[at].startswith(prefix):
+        if before[at] not in changes:
+            return True
+        at += 1
+    return False
 
 
 def _pairs(connection: sqlite3.Connection, repo_id: int, oid: str) -> Iterator[tuple[Commit, Commit | None]]:

@@ -148,7 +148,11 @@ class Database:
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
-        self._migrate(schemas)
+        try:
+            self._migrate(schemas)
+        except BaseException:
+            self.close()
+            raise
 
     def connection(self) -> sqlite3.Connection:
         """This thread's connection, in autocommit mode; rows are :class:`sqlite3.Row`."""

@@ -222,8 +222,17 @@ class Trees:
                 self._trees.move_to_end(tree)
                 return found
         made = {entry.path: entry for entry in sorted(load(connection, tree), key=lambda entry: entry.path)}
+        self._keep(tree, made)
+        return made
+
+    def derive(self, tree: bytes | None, before: Mapping[str, Entry], changes: Mapping[str, Entry | None]) -> None:
+        """Keep the tree that the changes made of another one, so that the next commit need not read it."""
+        if tree is not None:
+            merged = {**before, **changes}
+            self._keep(tree, {path: entry for path in sorted(merged) if (entry := merged[path]) is not None})
+
+    def _keep(self, tree: bytes, files: dict[str, Entry]) -> None:
         with self._lock:
-            self._trees[tree] = made
+            self._trees[tree] = files
             while len(self._trees) > 1 and sum(map(len, self._trees.values())) > _CACHED_ENTRIES:
                 self._trees.popitem(last=False)
-        return made

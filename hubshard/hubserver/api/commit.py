@@ -187,11 +187,13 @@ class _Committer:
         files: Mapping[str, Entry] = self._trees.get(connection, parent.tree)
         changes = commits.apply(connection, repo.id, files, reader.operations)
         _refuse_lost_blobs(connection, changes)
+        tree = trees.update(connection, parent.tree, changes)
+        self._trees.derive(tree, files, changes)
         return commits.write(
             connection,
             repo.id,
             parent=parent.oid,
-            tree=trees.update(connection, parent.tree, changes),
+            tree=tree,
             author=wanted.author,
             title=reader.summary,
             message=reader.description,
