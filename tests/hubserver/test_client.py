@@ -75,6 +75,31 @@ def test_what_one_way_stores_the_other_reads(hub: Hub, tmp_path: Path, up: bool,
     hub.client(code, folder, home=tmp_path / "another-home", xet=down)
 
 
+@pytest.mark.parametrize("xet", [True, False], ids=["xet", "lfs"])
+def test_somebody_else_proposes_weights_and_the_owner_merges_them(start_hub: StartHub, xet: bool) -> None:
+    hub = start_hub(Settings(tokens={"t-alice": "alice", "t-bob": "bob"}))
+    hub.client("from huggingface_hub import HfApi; HfApi().create_repo('m')", token="t-alice")
+    propose = """
+        from huggingface_hub import HfApi
+        api = HfApi()
+        first = api.upload_file(
+            path_or_fileobj=bytes(3_000_000), path_in_repo="m.bin", repo_id="alice/m", create_pr=True
+        )
+        more = {"path_or_fileobj": b"2" * 9000, "path_in_repo": "n.bin"}
+        api.upload_file(repo_id="alice/m", revision=first.pr_revision, **more)
+        print(first.pr_num)
+    """
+    num = hub.client(propose, token="t-bob", xet=xet).strip()
+    merge = """
+        import sys
+        from huggingface_hub import HfApi, hf_hub_download
+        HfApi().merge_pull_request("alice/m", int(sys.argv[1]))
+        assert open(hf_hub_download("alice/m", "m.bin"), "rb").read() == bytes(3_000_000)
+        assert open(hf_hub_download("alice/m", "n.bin"), "rb").read() == b"2" * 9000
+    """
+    hub.client(merge, num, token="t-alice", xet=xet)
+
+
 def test_a_large_file_goes_in_parts(start_hub: StartHub, tmp_path: Path) -> None:
     hub = start_hub(Settings(lfs_part_bytes=600_000))
     hub.client(ROUND_TRIP, fill(tmp_path / "folder", 3), "model", xet=False)

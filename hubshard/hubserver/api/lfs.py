@@ -62,9 +62,10 @@ def _batch(call: Call) -> Response:
     body = call.json()
     if body.get("operation") != "upload":
         raise unprocessable("only uploads go through the LFS batch API; download from the resolve routes")
-    ref = str((body.get("ref") or {}).get("name", "main"))
+    ref = (body.get("ref") or {}).get("name")
     with call.state.db.write() as connection:
-        contribute = ref.startswith("refs/pr/")
+        # Whoever opens a pull request does not know its ref yet and names none.
+        contribute = ref is None or str(ref).startswith("refs/pr/")
         repo = repo_for_write(connection, call.principal, call.params, contribute=contribute)
         answers = [_answer(connection, call, repo, item) for item in body.get("objects", [])]
     return JSONResponse({"transfer": "basic", "objects": answers}, media_type=_MEDIA_TYPE)
