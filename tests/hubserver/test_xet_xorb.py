@@ -11,7 +11,7 @@ import lz4.frame
 import pytest
 
 from hubshard.errors import FormatError, HubshardError, IntegrityError, NotFoundError
-from hubshard.hubserver.xet.hashing import from_hex
+from hubshard.hubserver.xet.hashing import chunk_hash, from_hex, merkle_root
 from hubshard.hubserver.xet.storage import XorbStore
 from hubshard.hubserver.xet.xorb import ChunkParser, XorbIndex, decode_chunks, unpack_chunk
 
@@ -51,16 +51,20 @@ def test_the_clients_xorb_decodes_to_what_was_uploaded(golden: Golden) -> None:
 @pytest.mark.parametrize("step", [1, 7, 4096, 10_000_000])
 def test_the_size_of_the_pieces_does_not_matter(golden: Golden, step: int) -> None:
     parser = ChunkParser("golden")
-    kept = b"".join(parser.feed(golden.xorb[at : at + step]) for at in range(0, len(golden.xorb), step))
+    kept = b"".join(
+        part for at in range(0, len(golden.xorb), step) for part in parser.feed(golden.xorb[at : at + step])
+    )
     assert kept == golden.xorb
     assert parser.finish() == parse(golden.xorb)
 
 
 def test_a_footer_is_taken_and_not_kept(golden: Golden) -> None:
     with_footer = golden.xorb + b"XETBLOB" + bytes(500)
-    for step in (3, len(with_footer)):
+    for step in (1, 3, 4096, len(with_footer)):
         parser = ChunkParser("golden")
-        kept = b"".join(parser.feed(with_footer[at : at + step]) for at in range(0, len(with_footer), step))
+        kept = b"".join(
+            part for at in range(0, len(with_footer), step) for part in parser.feed(with_footer[at : at + step])
+        )
         assert kept == golden.xorb
         assert parser.finish() == parse(golden.xorb)
 
@@ -151,9 +155,30 @@ def test_every_range_is_a_slice(golden: Golden, tmp_path: Path) -> None:
     checked = 0
     for start, stop in ranges:
         if 0 <= start < stop <= len(data):
-            assert b"".join(store.read(xorb, start, stop)) == data[start:stop]
+            assert b"".join(map(bytes, store.read(xorb, start, stop))) == data[start:stop]
             checked += 1
     assert checked > 200
+
+
+def test_ranges_longer_than_one_read_are_slices(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    chunks = [rng.randbytes(rng.randrange(1, 131_073)) for _ in range(60)]
+    data = b"".join(chunks)
+    xorb = merkle_root([(chunk_hash(part), len(part)) for part in chunks])
+    store = XorbStore(tmp_path)
+    upload(store, xorb, b"".join(map(chunk, chunks)))
+    for _ in range(60):
+        start, stop = sorted((rng.randrange(len(data)), rng.randrange(len(data))))
+        assert b"".join(map(bytes, store.read(xorb, start, stop + 1))) == data[start : stop + 1]
+
+
+def test_a_stored_xorb_that_lost_bytes_is_named(golden: Golden, tmp_path: Path) -> None:
+    store, xorb, data = store_golden(tmp_path, golden)
+    assert len(store.index(xorb)) == 4
+    with store.path(xorb).open("r+b") as file:
+        file.truncate(5000)
+    with pytest.raises(IntegrityError, match=golden.xorb_hash):
+        list(store.read(xorb, 0, len(data)))
 
 
 def test_of_many_uploads_at_once_exactly_one_is_new(golden: Golden, tmp_path: Path) -> None:
@@ -173,7 +198,7 @@ def test_a_stored_xorb_is_not_replaced_by_another_packing(golden: Golden, tmp_pa
     # Removed and uploaded anew it may be packed otherwise; what was remembered of the old file must not count.
     assert store.delete(xorb) > 0
     assert upload(store, xorb, stored_plain)
-    assert b"".join(store.read(xorb, 0, len(data))) == data
+    assert b"".join(map(bytes, store.read(xorb, 0, len(data)))) == data
 
 
 def test_removal_spares_what_is_young_and_missing_xorbs_are_named(golden: Golden, tmp_path: Path) -> None:

@@ -275,10 +275,10 @@ def _insert_file(connection: sqlite3.Connection, file: ShardFile, terms: Sequenc
 
 def _in_pieces(chunks: Iterator[bytes | memoryview]) -> Iterator[bytes]:
     """The same bytes in larger pieces, so that each is worth a system call."""
-    held: list[bytes | memoryview] = []
+    held: list[bytes] = []
     nbytes = 0
     for chunk in chunks:
-        held.append(chunk)
+        held.append(bytes(chunk))  # it is valid for now only
         nbytes += len(chunk)
         if nbytes >= _PIECE_BYTES:
             yield b"".join(held)

@@ -45,6 +45,7 @@ _BASE = "/xet/{realm}"
 _TOKEN_SECONDS = 3600
 _URL_SECONDS = 3600
 _UPLOADS_AT_ONCE = 12
+_FILES_AT_ONCE = 4
 # Beyond the data: 8 bytes per chunk, what packing may add, and the footer that older clients send.
 _MAX_BODY_BYTES = MAX_XORB_BYTES + (4 << 20)
 _MAX_SHARD_BYTES = 64 << 20
@@ -132,7 +133,10 @@ class _Cas:
     async def upload_shard(self, request: Request) -> Response:
         token = self._token(request, "write")
         files = parse_shard(await read_body(request, max_bytes=_MAX_SHARD_BYTES))
-        new = [await self._state.run(self._files.register, file, token.repo_id) for file in files]
+        new: list[bool] = []
+        for at in range(0, len(files), _FILES_AT_ONCE):
+            batch = files[at : at + _FILES_AT_ONCE]
+            new += await asyncio.gather(*(self._state.run(self._files.register, file, token.repo_id) for file in batch))
         return JSONResponse({"result": int(any(new))})
 
     async def reconstruction(self, request: Request) -> Response:

@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING
 from hubshard.errors import IntegrityError, NotFoundError
 from hubshard.hubserver.durable import make_dir, publish_once, remove, temp_path
 from hubshard.hubserver.xet.hashing import from_hex, to_hex
-from hubshard.hubserver.xet.xorb import ChunkParser, XorbIndex, decode_chunks
+from hubshard.hubserver.xet.xorb import (
+    CHUNK_HEADER_BYTES,
+    MAX_CHUNK_BYTES,
+    ChunkParser,
+    XorbIndex,
+    decode_chunks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from io import RawIOBase
     from pathlib import Path
     from types import TracebackType
 
@@ -24,6 +31,7 @@ __all__ = ["StoredXorb", "XorbStore", "XorbWriter"]
 
 _CACHED_INDEXES = 128
 _DECODE_BYTES = 1 << 20
+_MOST_PACKED_BYTES = MAX_CHUNK_BYTES + CHUNK_HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,8 @@ class XorbWriter:
         Raises:
             FormatError: they are not chunks.
         """
-        _write_all(self._file.fileno(), self._parser.feed(data))
+        for part in self._parser.feed(data):
+            _write_all(self._file.fileno(), memoryview(part))
 
     def commit(self) -> tuple[bool, XorbIndex]:
         """Checks the hash of the whole, and makes the xorb durable.
@@ -141,7 +150,7 @@ class XorbStore:
         return True
 
     def read(self, xorb: bytes, start: int, stop: int) -> Iterator[bytes | memoryview]:
-        """Uncompressed bytes [start, stop) of a xorb, chunk by chunk.
+        """Uncompressed bytes [start, stop) of a xorb, chunk by chunk; each is valid until the next is asked for.
 
         Raises:
             NotFoundError: there is no such xorb.
@@ -151,7 +160,7 @@ class XorbStore:
         first, last = index.chunk_at(start), index.chunk_at(stop - 1) + 1
         offset = index.unpacked_offset(first)
         with self.path(xorb).open("rb", buffering=0) as file:
-            for packed in _packed_runs(file.fileno(), index, first, last):
+            for packed in _packed_runs(file, index, first, last, name=to_hex(xorb)):
                 for chunk in decode_chunks(packed, name=to_hex(xorb)):
                     lead = max(start - offset, 0)
                     yield chunk[lead : stop - offset]
@@ -182,15 +191,26 @@ class XorbStore:
             return XorbIndex.from_bytes(file.read(), name=str(path))
 
 
-def _packed_runs(handle: int, index: XorbIndex, first: int, last: int) -> Iterator[bytes]:
-    """The serialized chunks [first, last), read in runs of about `_DECODE_BYTES`."""
+def _packed_runs(file: RawIOBase, index: XorbIndex, first: int, last: int, *, name: str) -> Iterator[memoryview]:
+    """The serialized chunks [first, last), in runs of about `_DECODE_BYTES`, all read into one buffer."""
+    start, end = index.packed_offset(first), index.packed_offset(last)
+    buffer = memoryview(bytearray(min(end - start, _DECODE_BYTES + _MOST_PACKED_BYTES)))
+    file.seek(start)
     while first < last:
-        start, stop_chunk = index.packed_offset(first), first + 1
-        while stop_chunk < last and index.packed_offset(stop_chunk + 1) - start <= _DECODE_BYTES:
-            stop_chunk += 1
-        os.lseek(handle, start, os.SEEK_SET)
-        yield os.read(handle, index.packed_offset(stop_chunk) - start)
-        first = stop_chunk
+        start = index.packed_offset(first)
+        while first < last and index.packed_offset(first + 1) - start <= len(buffer):
+            first += 1
+        run = buffer[: index.packed_offset(first) - start]
+        _read_exactly(file, run, name=name)
+        yield run
+
+
+def _read_exactly(file: RawIOBase, into: memoryview, *, name: str) -> None:
+    while into:
+        count = file.readinto(into)
+        if not count:
+            raise IntegrityError(f"xorb {name}: its file lacks {len(into)} bytes; the disk has lost data")
+        into = into[count:]
 
 
 def _write_all(handle: int, data: memoryview) -> None:

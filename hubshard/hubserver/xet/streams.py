@@ -21,9 +21,9 @@ _PIECE_BYTES = 1 << 20
 async def receive(
     state: HubState, body: AsyncIterator[bytes], write: Callable[[bytes], None], *, max_bytes: int
 ) -> int:
-    """Hands a request's body to `write`, in a thread, in pieces of about 1 MiB and in order.
+    """Hands a request's body to `write`, in a thread, in order and in the pieces in which it comes.
 
-    At most three pieces are held: one that comes in, one that waits, one that is written.
+    At most about 3 MiB are held: one that comes in, one that waits, one that is written.
 
     Returns:
         The size of the body in bytes.
@@ -44,13 +44,18 @@ async def receive(
             if held_bytes >= _PIECE_BYTES:
                 if writing is not None:
                     await writing
-                writing = asyncio.create_task(state.run(write, b"".join(held)))
+                writing = asyncio.create_task(state.run(_write_each, write, held))
                 held, held_bytes = [], 0
     finally:
         if writing is not None:
             await writing
-    await state.run(write, b"".join(held))
+    await state.run(_write_each, write, held)
     return nbytes
+
+
+def _write_each(write: Callable[[bytes], None], parts: list[bytes]) -> None:
+    for part in parts:
+        write(part)
 
 
 async def send_range(state: HubState, path: Path, start: int, stop: int) -> AsyncIterator[bytes]:

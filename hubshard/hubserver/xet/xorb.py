@@ -21,7 +21,18 @@ from hubshard.hubserver.xet.hashing import HASH_BYTES, chunk_hash, merkle_root
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["MAX_CHUNK_BYTES", "MAX_XORB_BYTES", "ChunkParser", "XorbIndex", "decode_chunks", "unpack_chunk"]
+__all__ = [
+    "CHUNK_HEADER_BYTES",
+    "MAX_CHUNK_BYTES",
+    "MAX_XORB_BYTES",
+    "ChunkParser",
+    "XorbIndex",
+    "decode_chunks",
+    "unpack_chunk",
+]
+
+CHUNK_HEADER_BYTES = 8
+"""What stands before the packed data of each chunk."""
 
 MAX_CHUNK_BYTES = 128 << 10
 """The largest chunk, uncompressed."""
@@ -29,7 +40,6 @@ MAX_CHUNK_BYTES = 128 << 10
 MAX_XORB_BYTES = 64 << 20
 """The most uncompressed bytes that the chunks of a xorb may hold."""
 
-_HEADER_BYTES = 8
 _FOOTER_IDENT = b"XETBLOB"
 _RECORD = struct.Struct("<32sII")
 _TAIL = struct.Struct("<8sQ32s")
@@ -135,29 +145,32 @@ class ChunkParser:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._pending = b""
-        self._footer = False
+        self._partial = bytearray()
+        self._in_footer = False
         self._hashes = bytearray()
         self._packed_ends = array("I")
         self._unpacked_ends = array("I")
-        self.packed_bytes = 0
+        self._packed_bytes = 0
         self._unpacked_bytes = 0
 
-    def feed(self, data: bytes) -> memoryview:
+    def feed(self, data: bytes) -> list[bytes | memoryview]:
         """Takes the next bytes.
 
         Returns:
-            The complete chunks among what has come and was not returned before: what to store.
+            The complete chunks among what has come and was not returned before: what to store, in order.
 
         Raises:
             FormatError: not a xorb, or one beyond the limits.
         """
-        if self._footer:
-            return memoryview(b"")
-        ready = memoryview(self._pending + data)
-        used = self._take_chunks(ready)
-        self._pending = bytes(ready[used:])
-        return ready[:used]
+        ready: list[bytes | memoryview] = []
+        view = memoryview(data)
+        while self._partial and view and not self._in_footer:
+            view = self._complete(view, ready)
+        used = 0 if self._partial else self._take_chunks(view)
+        ready.append(view[:used])
+        if not self._in_footer:
+            self._partial += view[used:]
+        return ready
 
     def finish(self) -> XorbIndex:
         """The index, once all bytes were fed.
@@ -165,34 +178,52 @@ class ChunkParser:
         Raises:
             FormatError: the xorb is empty or ends inside a chunk.
         """
-        if self._pending and not self._footer:
+        if self._partial and not self._in_footer:
             raise FormatError(f"xorb {self._name} ends inside chunk {len(self._packed_ends)}; send it again")
         if not self._packed_ends:
             raise FormatError(f"xorb {self._name} has no chunks")
         return XorbIndex(bytes(self._hashes), self._packed_ends, self._unpacked_ends)
 
+    def _complete(self, view: memoryview, ready: list[bytes | memoryview]) -> memoryview:
+        """Adds to the incomplete chunk what it lacks of its header, or else of its data; what is left of `view`."""
+        wanted = CHUNK_HEADER_BYTES
+        if len(self._partial) >= CHUNK_HEADER_BYTES and not _starts_footer(self._partial):
+            wanted += _header(self._partial, self._name)[0]
+        missing = wanted - len(self._partial)
+        self._partial += view[:missing]
+        chunk = bytes(self._partial)
+        if self._take_chunks(memoryview(chunk)):
+            ready.append(chunk)
+            self._partial.clear()
+        return view[missing:]
+
     def _take_chunks(self, data: memoryview) -> int:
+        """Checks the complete chunks at the start of `data`; their size in bytes."""
         at = 0
-        while len(data) - at >= _HEADER_BYTES:
-            if data[at : at + len(_FOOTER_IDENT)] == _FOOTER_IDENT:
-                self._footer = True
+        while not self._in_footer and len(data) - at >= CHUNK_HEADER_BYTES:
+            if _starts_footer(data[at:]):
+                self._in_footer = True
                 break
-            packed, scheme, unpacked = _header(data[at : at + _HEADER_BYTES], self._name)
-            stop = at + _HEADER_BYTES + packed
+            packed, scheme, unpacked = _header(data[at : at + CHUNK_HEADER_BYTES], self._name)
+            stop = at + CHUNK_HEADER_BYTES + packed
             if stop > len(data):
                 break
-            self._add(unpack_chunk(data[at + _HEADER_BYTES : stop], scheme, unpacked), stop - at)
+            self._add(unpack_chunk(data[at + CHUNK_HEADER_BYTES : stop], scheme, unpacked), stop - at)
             at = stop
         return at
 
     def _add(self, chunk: bytes | memoryview, packed: int) -> None:
-        self.packed_bytes += packed
+        self._packed_bytes += packed
         self._unpacked_bytes += len(chunk)
         if self._unpacked_bytes > MAX_XORB_BYTES:
             raise FormatError(f"xorb {self._name} holds more than {MAX_XORB_BYTES} bytes of data")
         self._hashes += chunk_hash(chunk)
-        self._packed_ends.append(self.packed_bytes)
+        self._packed_ends.append(self._packed_bytes)
         self._unpacked_ends.append(self._unpacked_bytes)
+
+
+def _starts_footer(data: memoryview | bytearray) -> bool:
+    return bytes(data[: len(_FOOTER_IDENT)]) == _FOOTER_IDENT
 
 
 def decode_chunks(packed: bytes | memoryview, *, name: str) -> Iterator[bytes | memoryview]:
@@ -203,8 +234,8 @@ def decode_chunks(packed: bytes | memoryview, *, name: str) -> Iterator[bytes | 
     """
     data, at = memoryview(packed), 0
     while at < len(data):
-        nbytes, scheme, unpacked = _header(data[at : at + _HEADER_BYTES], name)
-        at += _HEADER_BYTES
+        nbytes, scheme, unpacked = _header(data[at : at + CHUNK_HEADER_BYTES], name)
+        at += CHUNK_HEADER_BYTES
         yield unpack_chunk(data[at : at + nbytes], scheme, unpacked)
         at += nbytes
 
@@ -229,11 +260,11 @@ def unpack_chunk(data: memoryview, scheme: int, nbytes: int) -> bytes | memoryvi
     return chunk
 
 
-def _header(header: memoryview, name: str) -> tuple[int, int, int]:
+def _header(header: memoryview | bytearray, name: str) -> tuple[int, int, int]:
     """(packed bytes, scheme, unpacked bytes) of a chunk: u8 version, u24, u8, u24, little-endian."""
     packed = int.from_bytes(header[1:4], "little")
     unpacked = int.from_bytes(header[5:8], "little")
-    if len(header) < _HEADER_BYTES or header[0] != 0:
+    if len(header) < CHUNK_HEADER_BYTES or header[0] != 0:
         raise FormatError(f"xorb {name}: a chunk header is damaged or of an unknown version")
     if not 0 < unpacked <= MAX_CHUNK_BYTES or packed > MAX_CHUNK_BYTES:
         raise FormatError(f"xorb {name}: a chunk of {unpacked} bytes ({packed} packed) is not in 1..131072")
