@@ -5,11 +5,18 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import hubshard
+from hubshard.header import encode_header
+from hubshard.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from tests.conftest import Hub
 
 PUBLIC = {
     "Checkpoint",
@@ -97,3 +104,23 @@ def test_the_command_line_answers_help_without_torch_and_imports_little() -> Non
         "    print([m for m in ('huggingface_hub', 'hf_xet', 'starlette', 'safetensors') if m in sys.modules])"
     )
     assert _python(code).strip().endswith("[]")
+
+
+def test_a_directory_is_published_pulled_and_opened_without_torch_and_numpy(hub: Hub, tmp_path: Path) -> None:
+    specs = [TensorSpec("a", "F32", (1000,)), TensorSpec("b", "BF16", (30, 7))]
+    raw = encode_header(specs, {"format": "pt"}) + bytes(range(220)) * 20 + bytes(20)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(raw)
+    code = """
+    import sys
+    import hubshard
+    source, copy = sys.argv[1:]
+    published = hubshard.push_to_hub(source, "org/light", max_shard_size="4500B")
+    hubshard.pull("org/light", local_dir=copy)
+    for place in (copy, "org/light"):
+        with hubshard.open_checkpoint(source) as first, hubshard.open_checkpoint(place) as second:
+            assert {name: first[name].read() for name in first} == {name: second[name].read() for name in second}
+    print(published.shards)
+    """
+    printed = hub.client(WITHOUT_TORCH + textwrap.dedent(code), tmp_path / "model", tmp_path / "copy")
+    assert printed.strip() == "2"

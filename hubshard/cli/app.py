@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Annotated, NoReturn
 
@@ -52,6 +53,7 @@ def options(
 
 def main() -> None:
     """Run the command line; never returns."""
+    logging.getLogger("hubshard").addHandler(logging.NullHandler())  # events say it already
     try:
         app()
     except HubshardError as error:

@@ -54,8 +54,8 @@ def run_demo(root: Path, *, model: Path | None, offline: bool, max_shard_size: s
         world = World(url=url, root=root, max_shard_size=max_shard_size)
         _say(console, "A Hub", f"runs at {url}, in a process of its own; its files are in {world.root / 'hub'}")
         first = _publish_first(console, world, chosen, summary)
-        second = _second_version(console, chosen, root)
-        _kill_half_way(console, world, chosen, second, first, summary)
+        second, changed_bytes = _second_version(console, chosen, root)
+        _kill_half_way(console, world, _Killed(chosen, first, second, changed_bytes), summary)
         _publish_again(console, world, chosen, second, summary)
         folder = _prove_tensors(console, world, chosen, second, summary)
         _prove_embedding(console, world, second, folder, summary)
@@ -104,9 +104,7 @@ def _publish_first(console: Console, world: World, model: DemoModel, summary: _S
         (path, format_size(size), f"{len(shards[path])}" if path in shards else "", shards.get(path, [""])[0])
         for path, (size, _) in sorted(listing["files"].items())
     ]
-    print_table(
-        ("in the repo, as huggingface_hub lists it", ">size", ">tensors", "first tensor"), rows, console=console
-    )
+    print_table(("in the repo, as huggingface_hub lists it", ">size", ">tensors", "first tensor"), rows)
     said = (
         f"published {format_size(published.answer['total_bytes'])} in {len(shards)} shards with one commit "
         f"in {published.seconds:.1f} s"
@@ -117,7 +115,7 @@ def _publish_first(console: Console, world: World, model: DemoModel, summary: _S
     return listing
 
 
-def _second_version(console: Console, model: DemoModel, root: Path) -> Path:
+def _second_version(console: Console, model: DemoModel, root: Path) -> tuple[Path, int]:
     second = root / "second-version"
     with open_checkpoint(model.path) as checkpoint:
         if checkpoint.manifest is None:
@@ -129,23 +127,28 @@ def _second_version(console: Console, model: DemoModel, root: Path) -> Path:
         "A second version:",
         f"every tensor but the largest differs in its lowest bits ({format_size(changed)} of {format_size(total)})",
     )
-    return second
+    return second, changed
 
 
-def _kill_half_way(
-    console: Console, world: World, model: DemoModel, second: Path, first: Mapping[str, Any], summary: _Summary
-) -> None:
-    _say(
-        console,
-        "Kill it:",
-        "the second version is published, and the process killed once half of the shards are stored",
-    )
-    received = world.publish_and_kill(second, model.repo_id)
-    now = world.client("list", model.repo_id)
-    _check(now["head"] == first["head"], "the branch did not move")
-    _check(now["files"] == first["files"], "readers still see every file of the first version")
-    before = world.client("hash", str(model.path))
-    read = world.client("read", model.repo_id)["tensors"]
+@dataclass(frozen=True, slots=True)
+class _Killed:
+    """A publish to be killed: over which model and listing, of which directory, with how many bytes that changed."""
+
+    model: DemoModel
+    first: Mapping[str, Any]
+    second: Path
+    changed_bytes: int
+
+
+def _kill_half_way(console: Console, world: World, plan: _Killed, summary: _Summary) -> None:
+    repo_id = plan.model.repo_id
+    _say(console, "Kill it:", "the second version is published, and the process killed half way")
+    received = world.publish_and_kill(plan.second, repo_id, plan.changed_bytes)
+    now = world.client("list", repo_id)
+    _check(now["head"] == plan.first["head"], "the branch did not move")
+    _check(now["files"] == plan.first["files"], "readers still see every file of the first version")
+    before = world.client("hash", str(plan.model.path))
+    read = world.client("read", repo_id)["tensors"]
     _check(_same(read, before), "readers still get the first version whole")
     said = (
         f"killed after the Hub had received {format_size(received)}; readers still see the first version, whole "
@@ -159,10 +162,10 @@ def _publish_again(console: Console, world: World, model: DemoModel, second: Pat
     _say(console, "Run it again:", f"$ hubshard publish {second} {model.repo_id}")
     published = world.publish(second, model.repo_id)
     answer = published.answer
+    skipped, sent = format_size(answer["skipped_bytes"]), format_size(answer["sent_bytes"])
     said = (
-        f"went on in {published.seconds:.1f} s: {format_size(answer['skipped_bytes'])} were there and not sent again, "
-        f"{format_size(answer['sent_bytes'])} were sent; by its own counters the Hub received "
-        f"{format_size(published.received_bytes)}"
+        f"went on in {published.seconds:.1f} s: {skipped} were there, unchanged or stored by the killed run, and not sent "
+        f"again; {sent} were sent; by its own counters the Hub received {format_size(published.received_bytes)}"
     )
     console.print(said)
     summary.add(said)

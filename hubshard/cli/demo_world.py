@@ -63,10 +63,11 @@ class World:
         output = self._run([sys.executable, "-m", "hubshard", *arguments], home="publisher")
         return Publication(json.loads(output), time.monotonic() - started, self._count(_RECEIVED) - before)
 
-    def publish_and_kill(self, source: Path, repo_id: str) -> int:
+    def publish_and_kill(self, source: Path, repo_id: str, changed_bytes: int) -> int:
         """Start a publish and kill the process half way; gives the bytes that the Hub received by then."""
         before = self._count(_RECEIVED)
-        command = [sys.executable, "-m", "hubshard.cli.demo_half", str(source), repo_id, self.max_shard_size]
+        arguments = [str(source), repo_id, self.max_shard_size, str(changed_bytes)]
+        command = [sys.executable, "-m", "hubshard.cli.demo_half", *arguments]
         with subprocess.Popen(
             command, env=self._environment("publisher"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
         ) as process:

@@ -1,4 +1,4 @@
-"""Tables on stdout: as wide as they need, with borders only where a person looks."""
+"""Tables on stdout: fitted to the terminal, and as wide as they need where stdout goes elsewhere."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 __all__ = ["print_table"]
 
+_WIDE = 4096
 
-def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None, console: Console | None = None
-) -> None:
-    """Print rows under `columns`; a column whose heading starts with ">" is aligned to the right."""
-    console = console or Console(soft_wrap=True)
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        right = column.startswith(">")
-        table.add_column(column.removeprefix(">"), justify="right" if right else "left", no_wrap=True)
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows under `columns`; one whose heading starts with ">" is aligned to the right, the last one may wrap."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns, start=1):
+        name, is_number = column.removeprefix(">"), column.startswith(">")
+        flexible = number == len(columns) and not is_number
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=not flexible, overflow="fold")
     for row in rows:
-        table.add_row(*(_plain(cell) for cell in row))
-    width = max(console.width, console.measure(table).maximum) if not console.is_terminal else None
-    console.print(table, width=width)
-
-
-def _plain(text: str) -> str:
-    # names of tensors may hold brackets, which rich would take for markup
-    return text.replace("[", r"\[")
+        table.add_row(*map(escape, row))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDE)
+    console.print(table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,8 +19,6 @@ from hubshard.tensors import TensorSpec
 if TYPE_CHECKING:
     from tests.conftest import Hub, StartHub
 
-REPO = "org/model"
-
 
 def _write_model(folder: Path, *, tensors: int = 6, elements: int = 10_000, seed: int = 0) -> Path:
     folder.mkdir()
@@ -30,6 +29,17 @@ def _write_model(folder: Path, *, tensors: int = 6, elements: int = 10_000, seed
         for number in range(tensors):
             file.write(bytes([(number + seed) % 256]) * (4 * elements))
     return folder
+
+
+@pytest.fixture
+def repo(request: pytest.FixtureRequest) -> str:
+    """A repo of the test's own, on a Hub that all tests of this file share."""
+    return "org/" + re.sub(r"[^a-z0-9]+", "-", request.node.name)[:80].strip("-")
+
+
+@pytest.fixture
+def hub(module_hub: Hub) -> Hub:
+    return module_hub
 
 
 @pytest.fixture
@@ -48,76 +58,76 @@ def _hubshard(hub: Hub, *arguments: str | Path, token: str | None = None) -> sub
     )
 
 
-def test_publish_prints_where_it_is_and_what_was_sent(hub: Hub, model: Path) -> None:
-    done = _hubshard(hub, "publish", model, REPO, "--max-shard-size", "100KB", "--tag", "v1")
+def test_publish_prints_where_it_is_and_what_was_sent(hub: Hub, repo: str, model: Path) -> None:
+    done = _hubshard(hub, "publish", model, repo, "--max-shard-size", "100KB", "--tag", "v1")
     assert done.returncode == 0, done.stderr
     url, sizes, tag = done.stdout.splitlines()
-    assert url.startswith(f"{hub.url}/{REPO}/commit/")
+    assert url.startswith(f"{hub.url}/{repo}/tree/")
     assert sizes.startswith("3 shard(s), 24")
     assert tag == "tagged v1"
     assert done.stderr == ""
 
 
-def test_publish_as_json_names_shards_and_bytes(hub: Hub, model: Path) -> None:
-    first = json.loads(_hubshard(hub, "publish", model, REPO, "--max-shard-size", "100KB", "--json").stdout)
+def test_publish_as_json_names_shards_and_bytes(hub: Hub, repo: str, model: Path) -> None:
+    first = json.loads(_hubshard(hub, "publish", model, repo, "--max-shard-size", "100KB", "--json").stdout)
     assert [shard["path"] for shard in first["shards"]] == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
     assert first["shards"][0]["tensors"] == ["layers.0.weight", "layers.1.weight"]
     assert first["changed"] is True
-    second = json.loads(_hubshard(hub, "publish", model, REPO, "--max-shard-size", "1MB", "--json").stdout)
+    second = json.loads(_hubshard(hub, "publish", model, repo, "--max-shard-size", "1MB", "--json").stdout)
     assert sorted(second["deleted"]) == [
         *(f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)),
         "model.safetensors.index.json",
     ]
-    third = json.loads(_hubshard(hub, "publish", model, REPO, "--max-shard-size", "1MB", "--json").stdout)
+    third = json.loads(_hubshard(hub, "publish", model, repo, "--max-shard-size", "1MB", "--json").stdout)
     assert third["changed"] is False
     assert third["commit"] == second["commit"]
 
 
-def test_publish_quietly_prints_the_url_alone(hub: Hub, model: Path) -> None:
-    done = _hubshard(hub, "publish", model, REPO, "--quiet")
+def test_publish_quietly_prints_the_url_alone(hub: Hub, repo: str, model: Path) -> None:
+    done = _hubshard(hub, "publish", model, repo, "--quiet")
     assert len(done.stdout.splitlines()) == 1
-    assert done.stdout.startswith(f"{hub.url}/{REPO}/commit/")
+    assert done.stdout.startswith(f"{hub.url}/{repo}/tree/")
 
 
-def test_a_dry_run_prints_the_plan_and_touches_nothing(hub: Hub, model: Path) -> None:
-    done = _hubshard(hub, "publish", model, REPO, "--max-shard-size", "100KB", "--dry-run")
+def test_a_dry_run_prints_the_plan_and_touches_nothing(hub: Hub, repo: str, model: Path) -> None:
+    done = _hubshard(hub, "publish", model, repo, "--max-shard-size", "100KB", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "model-00003-of-00003.safetensors" in done.stdout
     assert "layers.5.weight" in done.stdout
     assert "3 shard(s)" in done.stdout
-    assert hub.counters()["total"]["commits"] == 0
-    assert hub.api()("GET", f"/api/models/{REPO}").status == 404
+    assert hub.counters(f"models/{repo}")["commits"] == 0
+    assert hub.api()("GET", f"/api/models/{repo}").status == 404
 
 
-def test_a_dry_run_warns_of_a_tensor_over_the_bound(hub: Hub, model: Path) -> None:
-    done = _hubshard(hub, "publish", model, REPO, "--max-shard-size", "1KB", "--dry-run")
+def test_a_dry_run_warns_of_a_tensor_over_the_bound(hub: Hub, repo: str, model: Path) -> None:
+    done = _hubshard(hub, "publish", model, repo, "--max-shard-size", "1KB", "--dry-run")
     assert "layers.0.weight" in done.stderr
     assert "6 shard(s)" in done.stdout
 
 
-def test_events_are_recorded_as_lines_of_json(hub: Hub, model: Path, tmp_path: Path) -> None:
+def test_events_are_recorded_as_lines_of_json(hub: Hub, repo: str, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    assert _hubshard(hub, "publish", model, REPO, "--events", path).returncode == 0
+    assert _hubshard(hub, "publish", model, repo, "--events", path).returncode == 0
     kinds = [json.loads(line)["kind"] for line in path.read_text("utf-8").splitlines()]
     assert kinds[0] == "start"
     assert kinds[-1] == "end"
     assert {"sent", "staged", "commit", "verify"} <= set(kinds)
 
 
-def test_pull_prints_the_folder_that_holds_the_model(hub: Hub, model: Path, tmp_path: Path) -> None:
-    assert _hubshard(hub, "publish", model, REPO, "--max-shard-size", "100KB", "--tag", "v1").returncode == 0
-    done = _hubshard(hub, "pull", f"{REPO}@v1", "--local-dir", tmp_path / "copy")
+def test_pull_prints_the_folder_that_holds_the_model(hub: Hub, repo: str, model: Path, tmp_path: Path) -> None:
+    assert _hubshard(hub, "publish", model, repo, "--max-shard-size", "100KB", "--tag", "v1").returncode == 0
+    done = _hubshard(hub, "pull", f"{repo}@v1", "--local-dir", tmp_path / "copy")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(tmp_path / "copy")
     assert (tmp_path / "copy" / "model-00002-of-00003.safetensors").exists()
-    cached = json.loads(_hubshard(hub, "pull", REPO, "--json").stdout)
+    cached = json.loads(_hubshard(hub, "pull", repo, "--json").stdout)
     assert (Path(cached["path"]) / "config.json").read_bytes() == (model / "config.json").read_bytes()
 
 
-def test_inspect_reads_a_repo_without_fetching_its_tensors(hub: Hub, model: Path) -> None:
-    assert _hubshard(hub, "publish", model, REPO, "--max-shard-size", "100KB").returncode == 0
+def test_inspect_reads_a_repo_without_fetching_its_tensors(hub: Hub, repo: str, model: Path) -> None:
+    assert _hubshard(hub, "publish", model, repo, "--max-shard-size", "100KB").returncode == 0
     hub.reset_counters()
-    report = json.loads(_hubshard(hub, "inspect", REPO, "--json").stdout)
+    report = json.loads(_hubshard(hub, "inspect", repo, "--json").stdout)
     assert report["nbytes"] == 240_000
     assert [row["name"] for row in report["tensors"]] == [f"layers.{n}.weight" for n in range(6)]
     assert len(report["files"]) == 3
@@ -129,23 +139,24 @@ def test_inspect_reads_a_repo_without_fetching_its_tensors(hub: Hub, model: Path
         (["pull", "org/nothing"], "org/nothing"),
         (["pull", "org/name/more"], "org/name/more"),
         (["inspect", "org/nothing"], "org/nothing"),
-        (["publish", "nothing-here/", "org/model"], "nothing-here"),
-        (["publish", "MODEL", "org/model", "--max-shard-size", "-5GB"], "-5GB"),
+        (["publish", "nothing-here/", "REPO"], "nothing-here"),
+        (["publish", "MODEL", "REPO", "--max-shard-size", "-5GB"], "-5GB"),
         (["publish", "MODEL", "not a repo"], "not a repo"),
-        (["publish", "MODEL", "org/model", "--expected-head", "0123456789"], "0123456789"),
+        (["publish", "MODEL", "REPO", "--expected-head", "0123456789"], "0123456789"),
     ],
 )
 def test_known_errors_are_one_clear_line_and_change_nothing(
-    hub: Hub, model: Path, arguments: list[str], said: str
+    hub: Hub, repo: str, model: Path, arguments: list[str], said: str
 ) -> None:
-    done = _hubshard(hub, *(str(model) if word == "MODEL" else word for word in arguments))
+    words = {"MODEL": str(model), "REPO": repo}
+    done = _hubshard(hub, *(words.get(word, word) for word in arguments))
     assert done.returncode == 1
     assert done.stdout == ""
     error = done.stderr.splitlines()[0]
     assert error.startswith("Error: ")
     assert said in error
     assert "Traceback" not in done.stderr
-    assert hub.counters()["total"]["commits"] == 0
+    assert hub.counters(f"models/{repo}")["commits"] == 0
 
 
 def test_the_token_option_goes_before_hf_token(start_hub: StartHub, model: Path) -> None:
@@ -167,7 +178,7 @@ def test_serve_and_gc_run_from_the_command_line(tmp_path: Path, model: Path) -> 
             assert server.stdout is not None
             env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
             env |= {"HF_ENDPOINT": server.stdout.readline().strip(), "HF_HOME": str(tmp_path / "home")}
-            publish = [sys.executable, "-m", "hubshard", "publish", str(model), REPO, "--token", "hf_any"]
+            publish = [sys.executable, "-m", "hubshard", "publish", str(model), "org/model", "--token", "hf_any"]
             done = subprocess.run(publish, env=env, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
         finally:
@@ -180,13 +191,13 @@ def test_serve_and_gc_run_from_the_command_line(tmp_path: Path, model: Path) -> 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C cannot be sent to one process there")
 def test_ctrl_c_during_a_publish_ends_it_at_once_with_one_line_and_the_next_run_goes_on(
-    hub: Hub, tmp_path: Path
+    hub: Hub, repo: str, tmp_path: Path
 ) -> None:
     model = _write_model(tmp_path / "large", tensors=40, elements=1_000_000)
     events = tmp_path / "events.jsonl"
     os.mkfifo(events)
     options = ["--max-shard-size", "10MB", "--staging-batch-size", "1B"]
-    command = [sys.executable, "-m", "hubshard", "publish", str(model), REPO, *options]
+    command = [sys.executable, "-m", "hubshard", "publish", str(model), repo, *options]
     started = [*command, "--events", str(events)]
     with (
         subprocess.Popen(started, env=hub.client_env(), stdout=-1, stderr=-1, text=True) as process,
