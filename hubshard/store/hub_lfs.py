@@ -154,7 +154,7 @@ class _Rewindable:
     def _check_end(self) -> None:
         if self._rest.nbytes or next(self._blocks, None) is not None or self._hash.hexdigest() != self._sha256:
             raise IntegrityError(
-                f"{self.path}: it is not the content with the sha256 {self._sha256} and {self._nbytes} bytes (any more)",
+                f"{self.path}: it is not the content with the sha256 {self._sha256} and {self._nbytes} bytes",
                 hint="did the source change while it was read? run it again",
             )
 

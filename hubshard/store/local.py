@@ -83,15 +83,14 @@ class LocalStore:
         """Fill `into` with bytes `start` to `stop` of a file.
 
         Raises:
-            NotFoundError: no such file or revision.
-            IntegrityError: the file has changed since, or is shorter.
+            NotFoundError: no such file or revision, or the file was replaced since.
+            IntegrityError: the file was written since, or is shorter.
         """
         state = self._files(at).get(path)
         if state is None:
             raise NotFoundError(f"{path} is not in {self.root}")
         with _explained(self.root), state.real.open("rb", buffering=0) as file:
-            if state_of(path, state.real, os.fstat(file.fileno())).mark != state.mark:
-                raise IntegrityError(f"{path} in {self.root} has changed since it was looked at", hint="open it again")
+            _check_unchanged(state, os.fstat(file.fileno()))
             file.seek(start)
             rest = into.cast("B")[: stop - start]
             while rest.nbytes:
@@ -221,6 +220,14 @@ class LocalStore:
     def _entry(self, state: FileState) -> Entry:
         sha256 = self._sha256.get(state.mark)
         return Entry(state.path, state.nbytes, sha256, sha256 or state.mark)
+
+
+def _check_unchanged(state: FileState, status: os.stat_result) -> None:
+    now = state_of(state.path, state.real, status)
+    if now.inode != state.inode:
+        raise NotFoundError(f"{state.real} was replaced since it was looked at", hint="open it again")
+    if now.mark != state.mark:
+        raise IntegrityError(f"{state.real} was written since it was looked at", hint="open it again")
 
 
 def _check_branch(branch: str) -> None:

@@ -71,10 +71,15 @@ def _is_empty(folder: str) -> bool:
 
 
 def allowed_roots(root: Path) -> tuple[Path, ...]:
-    """Where links may lead: the directory itself, and the blobs where it is a snapshot in the Hugging Face cache."""
+    """Where links may lead: the directory itself, and the blobs where it is a snapshot in the Hugging Face cache.
+
+    The cache keeps blobs per repo, and those by sha256 once for all repos.
+    """
     real = root.resolve()
-    blobs = real.parent.parent / "blobs"
-    return (real, blobs) if real.parent.name == "snapshots" and blobs.is_dir() else (real,)
+    if real.parent.name != "snapshots":
+        return (real,)
+    repo = real.parent.parent
+    return (real, *(blobs for blobs in (repo / "blobs", repo.parent / "blobs") if blobs.is_dir()))
 
 
 def revision_id(files: Mapping[str, FileState]) -> str:
@@ -102,7 +107,7 @@ def _relative(root: Path, entry: os.DirEntry[str]) -> PurePosixPath:
 def _file(root: Path, entry: os.DirEntry[str], roots: tuple[Path, ...]) -> FileState | None:
     path, real = _relative(root, entry).as_posix(), Path(entry.path)
     if entry.is_symlink():
-        real = real.resolve()
+        real = Path(os.path.realpath(real))  # unlike resolve(), it takes a link to itself
         if not any(real.is_relative_to(allowed) for allowed in roots):
             raise FormatError(
                 f"{path} in {root} links to {real}, outside the directory", hint="copy it in, or remove it"
