@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hubshard.errors import FormatError, IntegrityError, NotFoundError
+from hubshard.errors import FormatError, IncompleteError, IntegrityError, NotFoundError, StoreError
 from hubshard.lazy.checkpoint import Checkpoint
 from hubshard.protocols import Content, Entry, Revision, Source, Staged, Store
 from hubshard.store.local import LocalStore
@@ -27,7 +27,8 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a checkpoint without reading a tensor: its index and the headers of its files are all that moves.
 
-    Index and headers are checked against each other completely.
+    Index and headers are checked against each other completely. Of a repo, the local cache is used where it holds the
+    checkpoint and its config of that commit, also without a network.
 
     Args:
         source: a directory, a safetensors file or its index, `org/name[@revision]`, `hf://org/name[@revision]`, or a
@@ -49,8 +50,9 @@ def open_checkpoint(
         return Checkpoint(source)
     target = parse_target(source if isinstance(source, str) else Path(source))
     if isinstance(target, RepoTarget):
-        store, at, close = _repo(target, revision=revision, token=token, endpoint=endpoint)
-        return Checkpoint.of_store(store, at, folder=subfolder, variant=variant, close=close)
+        return _open_repo(
+            target, revision=revision, subfolder=subfolder, variant=variant, token=token, endpoint=endpoint
+        )
     if revision:
         raise FormatError(f"{target} is a path, which has no revision {revision!r}", hint="leave revision out")
     return _open_path(target, subfolder, variant)
@@ -76,20 +78,45 @@ def _at_head(store: LocalStore, *, variant: str | None, folder: str = "", path: 
     return Checkpoint.of_store(store, at, folder=folder, path=path, variant=variant)
 
 
-def _repo(
-    target: RepoTarget, *, revision: str | None, token: str | bool | None, endpoint: str | None
-) -> tuple[Store, Revision, Callable[[], object] | None]:
+def _open_repo(
+    target: RepoTarget,
+    *,
+    revision: str | None,
+    subfolder: str,
+    variant: str | None,
+    token: str | bool | None,
+    endpoint: str | None,
+) -> Checkpoint:
     from hubshard.store.hub import HubStore  # noqa: PLC0415  # the client is slow to import
 
     if revision and target.revision and revision != target.revision:
         raise FormatError(f"two revisions are asked for, {target.revision!r} and {revision!r}", hint="leave one out")
     branch = revision or target.revision or "main"
     store = HubStore(target.repo_id, token=token, endpoint=endpoint)
-    at = store.head(branch)
+    try:
+        at = store.head(branch)
+    except StoreError:  # no network: the newest that was fetched
+        cached = _from_cache(target.repo_id, branch, subfolder, variant)
+        if cached is None:
+            raise
+        return cached
     if at is None:
         raise NotFoundError(f"{target.repo_id} has no revision {branch!r}")
-    close: Callable[[], object] | None = getattr(store, "close", None)
-    return store, at, close
+    cached = _from_cache(target.repo_id, at.commit, subfolder, variant)
+    return cached or Checkpoint.of_store(store, at, folder=subfolder, variant=variant)
+
+
+def _from_cache(repo_id: str, revision: str, subfolder: str, variant: str | None) -> Checkpoint | None:
+    """The checkpoint in the Hugging Face cache, if all of it is there."""
+    from hubshard.store.hub_cache import cached_snapshot  # noqa: PLC0415  # the client is slow to import
+
+    snapshot = cached_snapshot(repo_id, revision)
+    if snapshot is None or not (snapshot / subfolder / "config.json").is_file():
+        return None
+    try:
+        return _at_head(LocalStore(snapshot), folder=subfolder, variant=variant)
+    except (NotFoundError, FormatError, IncompleteError):  # not all of it, or damaged: the Hub has it whole
+        return None
 
 
 class _LoneFile(Store):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hubshard.errors import FormatError
 from hubshard.lazy.reading import BytesTarget, single_run
 from hubshard.lazy.torch_dtypes import torch_dtype
-from hubshard.plan import Copy
+from hubshard.reads import Copy
 from hubshard.tensors import Box, TensorSpec
 
 if TYPE_CHECKING:

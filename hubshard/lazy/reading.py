@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Protocol
@@ -12,8 +13,8 @@ from typing import Protocol
 from hubshard.engine import run
 from hubshard.errors import FormatError, IntegrityError
 from hubshard.manifest import Manifest
-from hubshard.plan import Copy, Read, plan_reads
 from hubshard.protocols import Revision, Source, Store
+from hubshard.reads import Copy, Read, plan_reads
 from hubshard.tensors import Box, TensorSpec
 
 __all__ = [
@@ -117,6 +118,7 @@ class FileReader:
     at: Revision
     manifest: Manifest
     policy: Policy
+    _scratch: threading.local = field(default_factory=threading.local, repr=False, compare=False)
 
     def jobs(self, wanted: Mapping[str, Box], targets: Mapping[str, Target]) -> Iterator[Job]:
         """The reads that fill `targets` with the boxes in `wanted`."""
@@ -137,11 +139,20 @@ class FileReader:
             if place is not None:
                 self.store.read(self.at, read.path, read.start, read.stop, place)
                 return read.nbytes
-        raw = memoryview(bytearray(read.nbytes))
+        raw = self._staging(read.nbytes)
         self.store.read(self.at, read.path, read.start, read.stop, raw)
         for copy in read.copies:
             targets[copy.tensor].take(copy, raw)
         return read.nbytes
+
+    def _staging(self, nbytes: int) -> memoryview:
+        # one buffer per thread, used again: fresh memory costs more than the read
+        buffer: bytearray | None = getattr(self._scratch, "buffer", None)
+        if buffer is None or len(buffer) < nbytes:
+            buffer = bytearray(nbytes)
+            if nbytes <= self.policy.max_read_bytes:
+                self._scratch.buffer = buffer
+        return memoryview(buffer)[:nbytes]
 
 
 @dataclass(frozen=True)
