@@ -8,7 +8,7 @@ from starlette.convertors import Convertor, register_url_convertor
 
 from hubshard.hubserver import repos
 from hubshard.hubserver.auth import require_read, require_write
-from hubshard.hubserver.errors import repo_not_found
+from hubshard.hubserver.errors import ApiError, repo_not_found
 
 if TYPE_CHECKING:
     import sqlite3
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hubshard.hubserver.auth import Principal
     from hubshard.hubserver.repos import Repo
 
-__all__ = ["REPO_PATH", "repo_by_key", "repo_for_write", "repo_of"]
+__all__ = ["REPO_PATH", "repo_by_key", "repo_for_write", "repo_of", "require_contents"]
 
 REPO_PATH = "/api/{kind:repokind}/{namespace}/{name}"
 """How the paths of a repo's API routes begin."""
@@ -61,6 +61,25 @@ def repo_for_write(
     found = repo_of(connection, principal, params)
     require_write(principal, found, contribute=contribute)
     return found
+
+
+def require_contents(connection: sqlite3.Connection, principal: Principal, repo: Repo) -> None:
+    """Refuse the files of a gated repo to who neither owns it nor was granted access.
+
+    Raises:
+        ApiError: 403 (401 without a token), code GatedRepo.
+    """
+    if repo.gated is None or principal.why_not_write(repo) is None or principal.owns(repo.namespace):
+        return
+    found = connection.execute(
+        "SELECT 1 FROM grants WHERE repo_id = ? AND user = ?", (repo.id, principal.name or "")
+    ).fetchone()
+    if found is None:
+        raise ApiError(
+            401 if principal.name is None else 403,
+            f"Access to {repo.type} {repo.full_name} is restricted and you are not in the authorized list.",
+            code="GatedRepo",
+        )
 
 
 def repo_by_key(connection: sqlite3.Connection, key: str) -> Repo | None:

@@ -122,6 +122,11 @@ CORE = Schema(
             UNIQUE (repo_id, num, position),
             FOREIGN KEY (repo_id, num) REFERENCES discussions (repo_id, num) ON DELETE CASCADE
         );
+        CREATE TABLE grants (
+            repo_id INTEGER NOT NULL REFERENCES repos (id) ON DELETE CASCADE,
+            user TEXT NOT NULL COLLATE NOCASE,
+            PRIMARY KEY (repo_id, user)
+        ) WITHOUT ROWID;
         CREATE TABLE publishers (
             repo_id INTEGER NOT NULL REFERENCES repos (id) ON DELETE CASCADE,
             claims TEXT NOT NULL,

@@ -32,7 +32,7 @@ class Repo:
         namespace: the user or organisation.
         name: unique, with the type and the namespace, without regard to case.
         private: whether only its owners see it.
-        gated: False, ``auto`` or ``manual``; kept and shown, not enforced.
+        gated: ``auto`` or ``manual``: only its owners, and users who were granted access, read its files; or None.
         created_at: seconds since the epoch.
         updated_at: of the last commit.
         sdk: of a space.

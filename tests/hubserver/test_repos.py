@@ -120,6 +120,22 @@ def test_a_private_repo_looks_missing_without_the_right_token(users: Hub) -> Non
     assert [len(listed["t-bob"]), len(listed["t-alice"])] == [0, 1]
 
 
+def test_a_gated_repo_shows_itself_and_keeps_its_files(users: Hub) -> None:
+    alice, bob, nobody = users.api("t-alice"), users.api("t-bob"), users.api(None)
+    create(alice, "one")
+    assert alice("POST", "/api/models/alice/one/user-access-request/grant", {"user": "bob"}).status == 400
+    alice("PUT", "/api/models/alice/one/settings", {"gated": "manual"})
+    file, token = "/alice/one/resolve/main/.gitattributes", "/api/models/alice/one/xet-read-token/main"
+    assert bob("GET", "/api/models/alice/one").json["gated"] == "manual"
+    for path in (file, token, "/api/models/alice/one/auth-check"):
+        assert bob("GET", path).error[:2] == (403, "GatedRepo"), path
+        assert nobody("GET", path).error[:2] == (401, "GatedRepo"), path
+    assert alice("GET", file).status == 200
+    assert bob("POST", "/api/models/alice/one/user-access-request/grant", {"user": "bob"}).status == 403
+    assert alice("POST", "/api/models/alice/one/user-access-request/grant", {"user": "Bob"}).status == 200
+    assert [bob("GET", path).status for path in (file, token)] == [200, 200]
+
+
 def test_refusals_name_the_missing_permission(users: Hub) -> None:
     create(users.api("t-alice"), "one")
     create(users.api("t-alice"), "two")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import JSONResponse, Response
 
 from hubshard.hubserver import commits, contents, refs, repos, trees, views, yamlcheck
-from hubshard.hubserver.access import REPO_PATH, repo_for_write, repo_of
+from hubshard.hubserver.access import REPO_PATH, repo_for_write, repo_of, require_contents
 from hubshard.hubserver.errors import ApiError, bad_request, repo_not_found
 from hubshard.hubserver.http import Call, page, route
 from hubshard.hubserver.patterns import INITIAL_ATTRIBUTES
@@ -38,6 +38,7 @@ def repo_routes(state: HubState) -> list[Route]:
         route(state, "GET", "/api/organizations/{organization}/settings/repositories", _storage, kind="repo_list"),
         route(state, "GET", kind, _list, kind="repo_list"),
         route(state, "PUT", f"{REPO_PATH}/settings", _settings, kind="repo_settings"),
+        route(state, "POST", f"{REPO_PATH}/user-access-request/grant", _grant, kind="grant"),
         route(state, "GET", f"{REPO_PATH}/auth-check", _auth_check, kind="auth_check"),
         route(state, "GET", f"{REPO_PATH}/auth-check/write", _auth_check_write, kind="auth_check"),
         route(state, "POST", f"{REPO_PATH}/duplicate", _duplicate, kind="repo_duplicate"),
@@ -108,8 +109,19 @@ def _settings(call: Call) -> Response:
     return JSONResponse({"private": changed.private, "visibility": visibility, "gated": changed.gated or False})
 
 
+def _grant(call: Call) -> Response:
+    user = str(call.json().get("user", ""))
+    with call.state.db.write() as connection:
+        repo = repo_for_write(connection, call.principal, call.params)
+        if repo.gated is None or not user:
+            raise bad_request(f"{repo.key} is not gated" if user else "a user is needed")
+        connection.execute("INSERT OR IGNORE INTO grants VALUES (?, ?)", (repo.id, user))
+    return JSONResponse({})
+
+
 def _auth_check(call: Call) -> Response:
-    repo_of(call.state.db.connection(), call.principal, call.params)
+    connection = call.state.db.connection()
+    require_contents(connection, call.principal, repo_of(connection, call.principal, call.params))
     return JSONResponse({})
 
 

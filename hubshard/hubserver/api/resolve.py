@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from hubshard.hubserver import commits, contents, refs, registry, trees
-from hubshard.hubserver.access import repo_of
+from hubshard.hubserver.access import repo_of, require_contents
 from hubshard.hubserver.errors import ApiError, entry_not_found
 from hubshard.hubserver.http import base_url, unquote
 from hubshard.hubserver.xet.streams import send_range
@@ -83,6 +83,7 @@ class _Resolver:
         principal = self._state.accounts.principal(request.headers.get("authorization"))
         with self._state.db.read() as connection:
             repo = repo_of(connection, principal, params)
+            require_contents(connection, principal, repo)
             oid = refs.resolve(connection, repo.id, params["revision"])
             entry = trees.find(connection, commits.get(connection, repo.id, oid).tree, params["path"])
             if entry is None:

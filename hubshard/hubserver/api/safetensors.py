@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import JSONResponse, Response
 
 from hubshard.hubserver import commits, contents, refs, registry, trees
-from hubshard.hubserver.access import repo_of
+from hubshard.hubserver.access import repo_of, require_contents
 from hubshard.hubserver.errors import entry_not_found, unprocessable
 from hubshard.hubserver.http import Call, route
 
@@ -37,6 +37,7 @@ def _metadata(call: Call) -> Response:
     index_path = call.params["path"]
     with call.state.db.read() as connection:
         repo = repo_of(connection, call.principal, call.params)
+        require_contents(connection, call.principal, repo)
         commit = commits.get(connection, repo.id, refs.resolve(connection, repo.id, "main"))
         files = _Files(connection, call.state.objects, repo.id, commit)
         index = _json(files.read(index_path, 0, None), index_path)
