@@ -237,7 +237,8 @@ def _removed(files: Mapping[str, Entry], changes: Mapping[str, Entry | None], pa
     there = [name for name in files if name not in changes] + [name for name, new in changes.items() if new]
     gone: dict[str, Entry | None] = {name: None for name in there if name.startswith(f"{path}/")}
     if not gone:
-        raise ApiError(404, f"Entry not found: {path} cannot be deleted", code="EntryNotFound")
+        # The client adds a hint to errors with just these words.
+        raise ApiError(404, f"A file with this name doesn't exist: {path}", code="EntryNotFound")
     return gone
 
 

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from hubshard.errors import FormatError
 from hubshard.hubserver import repos
+from hubshard.hubserver.access import require_contents
 from hubshard.hubserver.auth import require_read, require_write
 from hubshard.hubserver.errors import ApiError, forbidden, repo_not_found
 from hubshard.hubserver.http import base_url, read_body, route
@@ -88,6 +89,7 @@ def _token_handler(kind: str, scope: Scope) -> Callable[[Call], Response]:
             require_write(principal, repo, contribute=contribute)
         else:
             require_read(principal, repo)
+            require_contents(call.state.db.connection(), principal, repo)
         token = XetToken(repo.id, repo.key, principal.name, scope, int(time.time()) + _TOKEN_SECONDS)
         return _token_response(token, call)
 
