@@ -1,8 +1,8 @@
 """A publish that stops in its tracks half way, and waits there to be killed.
 
 Usage: `python -m hubshard.cli.demo_half DIR REPO MAX_SHARD_SIZE BYTES`, with the bytes that it will have to send. It
-says "half" on stdout once half of them are on their way and a shard at least is stored. Nothing is tidied up after
-that, as with a power cut.
+sends one shard after the other, and says "half" on stdout once shards of half of these bytes are stored. Nothing is
+tidied up after that, as with a power cut.
 """
 
 from __future__ import annotations
@@ -18,23 +18,32 @@ __all__: list[str] = []
 
 
 class _StopHalfWay:
-    """Blocks for ever, with every thread that comes by, once half is done."""
+    """Lets one shard at a time go on, and none once half is stored: whoever reports then waits for ever."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
+        self._stored_bytes = 0
         self._sent_bytes = 0
-        self._stored = 0
-        self._lock = threading.Lock()
+        self._current: str | None = None
+        self._turn = threading.Condition()
 
     def __call__(self, event: Event) -> None:
-        with self._lock:
-            if event.path.endswith(".safetensors"):
-                self._sent_bytes += event.nbytes if event.kind == "sent" else 0
-                self._stored += event.kind == "staged"
-            if self._stored and self._sent_bytes * 2 >= self._total_bytes:
+        if not event.path.endswith(".safetensors") or event.kind not in {"sent", "staged"}:
+            return
+        with self._turn:
+            self._turn.wait_for(lambda: self._current in {None, event.path})
+            if event.kind == "sent":
+                self._current = event.path
+                self._sent_bytes += event.nbytes
+                return
+            self._stored_bytes += self._sent_bytes
+            self._sent_bytes = 0
+            if self._stored_bytes * 2 >= self._total_bytes:
                 sys.stdout.write("half\n")
                 sys.stdout.flush()
                 threading.Event().wait()
+            self._current = None
+            self._turn.notify_all()
 
 
 def _main(source: str, repo_id: str, max_shard_size: str, total_bytes: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ def run_demo(root: Path, *, model: Path | None, offline: bool, max_shard_size: s
         IntegrityError: a proof failed.
         StoreError: a step could not be carried out.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     summary = _Summary()
     chosen = _choose_model(console, root, model=model, offline=offline)
     with demo_hub(root) as url:
@@ -142,7 +143,11 @@ class _Killed:
 
 def _kill_half_way(console: Console, world: World, plan: _Killed, summary: _Summary) -> None:
     repo_id = plan.model.repo_id
-    _say(console, "Kill it:", "the second version is published, and the process killed half way")
+    _say(
+        console,
+        "Kill it:",
+        "the second version is published, one shard after the other, and the process killed half way",
+    )
     received = world.publish_and_kill(plan.second, repo_id, plan.changed_bytes)
     now = world.client("list", repo_id)
     _check(now["head"] == plan.first["head"], "the branch did not move")
@@ -163,9 +168,10 @@ def _publish_again(console: Console, world: World, model: DemoModel, second: Pat
     published = world.publish(second, model.repo_id)
     answer = published.answer
     skipped, sent = format_size(answer["skipped_bytes"]), format_size(answer["sent_bytes"])
+    received = format_size(published.received_bytes)
     said = (
-        f"went on in {published.seconds:.1f} s: {skipped} were there, unchanged or stored by the killed run, and not sent "
-        f"again; {sent} were sent; by its own counters the Hub received {format_size(published.received_bytes)}"
+        f"went on in {published.seconds:.1f} s: {skipped} were there, unchanged or stored by the killed run, and not "
+        f"sent again; {sent} were sent; by its own counters the Hub received {received}"
     )
     console.print(said)
     summary.add(said)

@@ -77,7 +77,7 @@ class _Reporter:
 
 
 class _Bar:
-    """One bar for the bytes, one line above it for each file that is finished."""
+    """One bar for the bytes; above it a line for each shard that is stored, and for whatever is worth one."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -91,7 +91,7 @@ class _Bar:
         elif event.kind in _MOVED:
             if self._task is not None:
                 self._progress.update(self._task, advance=event.nbytes)
-        elif event.kind != "end":
+        elif event.kind != "end" and (event.kind != "staged" or event.path.endswith(".safetensors")):
             self._progress.console.print(_sentence(event), markup=False, highlight=False)
 
 
