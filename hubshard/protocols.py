@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from hubshard.tensors import Box, TensorSpec
 
-__all__ = ["Buffer", "Content", "Entry", "Revision", "Source", "Staged", "Store"]
+__all__ = ["Buffer", "Content", "Entry", "Reader", "Revision", "Source", "Staged", "Store"]
 
 Buffer = bytes | bytearray | memoryview
 """Contiguous bytes; a memoryview is of bytes (format "B", one dimension)."""
@@ -100,8 +100,8 @@ class Staged:
         return entry.sha256 == self.sha256 or (self.blob_id != "" and entry.blob_id == self.blob_id)
 
 
-class Store(Protocol):
-    """Revisions of a tree of files.
+class Reader(Protocol):
+    """Revisions of a tree of files, to be read.
 
     Readers see a commit whole or not at all. Errors: `NotFoundError` for what is not there, `ConflictError` for a
     branch that moved, `StoreError` for the rest.
@@ -119,6 +119,10 @@ class Store(Protocol):
         Raises:
             IntegrityError: the store delivered other bytes than asked for.
         """
+
+
+class Store(Reader, Protocol):
+    """Revisions of a tree of files, and new ones made all at once."""
 
     def stage(self, branch: str, path: str, data: Content, *, nbytes: int, sha256: str | None = None) -> Staged:
         """Make content durable without showing it; the same content again costs no transfer where the store can tell.

@@ -10,7 +10,7 @@ from typing import Any
 
 from hubshard.index import check_case, check_path, is_weight_file, shard_name, variant_of
 from hubshard.plan import Shard, ShardPlan, plan_shards
-from hubshard.protocols import Buffer, Revision, Source, Store
+from hubshard.protocols import Buffer, Entry, Source
 from hubshard.shardfile import stream_shard
 from hubshard.sources.cast import CastSource
 from hubshard.sources.dtypes import CASTABLE
@@ -19,6 +19,7 @@ from hubshard.sources.model_config import config_of, config_with_dtype
 from hubshard.sources.packed import logical_parameters
 from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.sources.state_dict import StateDictSource
+from hubshard.store.opening import Opened
 
 __all__ = ["DEFAULT_EXCLUDE", "Layout", "OutFile", "Outgoing", "from_memory", "from_store"]
 
@@ -140,34 +141,30 @@ def _source(source: Any, dtype: str | None) -> Source:
 
 
 def from_store(
-    store: Store,
-    at: Revision,
+    opened: Opened,
     layout: Layout,
     *,
-    path: str | None = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> Outgoing:
-    """A revision of a store: a local directory, or a repo on a Hub.
+    """A revision of a store: a local directory or file, or a repo on a Hub. A weight file goes alone.
 
     Weights of the layout's variant are read where there are some, else the plain ones. Shards that already carry the
     right names and fit the bound keep their tensors; otherwise all are planned anew.
 
     Args:
-        store: where the files are.
-        at: which revision of it.
+        opened: the revision.
         layout: of the shards.
-        path: a single weight file to publish, without any other file.
         include: patterns of files that go along; all by default.
         exclude: patterns of files that do not, besides `DEFAULT_EXCLUDE`.
 
     Raises:
         FormatError: a checkpoint that does not hold together, or a file name that cannot be published.
     """
-    has_variant = any(is_weight_file(entry.path, variant=layout.variant) for entry in store.list(at))
-    source = SafetensorsSource(
-        store, at, path=path, variant=layout.variant if has_variant and path is None else None, workers=_WORKERS
-    )
+    store, at, path = opened.store, opened.at, opened.path
+    entries = store.list(at)
+    has_variant = path is None and any(is_weight_file(entry.path, variant=layout.variant) for entry in entries)
+    source = SafetensorsSource(store, at, path=path, variant=layout.variant if has_variant else None, workers=_WORKERS)
     tensors: Source = CastSource(source, layout.dtype) if layout.dtype else source
     plan = _kept_plan(source, layout) or plan_shards(
         tensors.specs(),
@@ -176,9 +173,10 @@ def from_store(
         aliases=tensors.aliases(),
         metadata=source.header_metadata,
     )
-    if path is not None:
+    if path is not None and source.index_path is None:
         return _outgoing(plan, tensors, [], notes=source.notes)
-    files, notes = _companions(store, at, include, (*exclude, *DEFAULT_EXCLUDE), source.weight_files)
+    along = [entry for entry in entries if entry.path not in source.weight_files]
+    files, notes = _companions(opened, along, include, (*exclude, *DEFAULT_EXCLUDE))
     total_parameters = None
     for number, file in enumerate(files):
         if file.path == "config.json":
@@ -209,23 +207,18 @@ def _kept_plan(source: SafetensorsSource, layout: Layout) -> ShardPlan | None:
 
 
 def _companions(
-    store: Store,
-    at: Revision,
-    include: Sequence[str],
-    exclude: Sequence[str],
-    weight_files: Iterable[str],
+    opened: Opened, entries: Iterable[Entry], include: Sequence[str], exclude: Sequence[str]
 ) -> tuple[list[OutFile], list[str]]:
     files, notes = [], []
-    own = set(weight_files)
-    for entry in store.list(at):
+    for entry in entries:
         path = entry.path
-        if path in own or _matches(path, exclude) or (include and not _matches(path, include)):
+        if _matches(path, exclude) or (include and not _matches(path, include)):
             continue
         if is_weight_file(path, variant=variant_of(path)):
             if not path.endswith(".json"):
                 notes.append(f"{path} is left out: it is no part of the checkpoint that is published")
             continue
-        files.append(OutFile(path, entry.nbytes, partial(_blocks, store, at, path, entry.nbytes)))
+        files.append(OutFile(path, entry.nbytes, partial(_blocks, opened, path, entry.nbytes)))
     return files, notes
 
 
@@ -233,11 +226,11 @@ def _matches(path: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch(path, pattern) for pattern in patterns)
 
 
-def _blocks(store: Store, at: Revision, path: str, nbytes: int) -> Iterator[memoryview]:
+def _blocks(opened: Opened, path: str, nbytes: int) -> Iterator[memoryview]:
     block = memoryview(bytearray(min(nbytes, _READ_BYTES)))
     for start in range(0, nbytes, _READ_BYTES):
         view = block[: min(_READ_BYTES, nbytes - start)]
-        store.read(at, path, start, start + len(view), view)
+        opened.store.read(opened.at, path, start, start + len(view), view)
         yield view
 
 

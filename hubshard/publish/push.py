@@ -18,8 +18,7 @@ from hubshard.publish.session import Session
 from hubshard.sizes import parse_size
 from hubshard.sources.dtypes import parse_float_dtype
 from hubshard.store.hub import HubStore
-from hubshard.store.local import LocalStore
-from hubshard.target import RepoTarget, parse_target
+from hubshard.store.opening import open_target
 
 __all__ = ["Published", "push_to_hub"]
 
@@ -177,19 +176,8 @@ def _collect(
 ) -> Outgoing:
     if not isinstance(source, str | Path):
         return from_memory(source, layout, companions=companions)
-    target = parse_target(source)
-    if isinstance(target, RepoTarget):
-        remote = HubStore(target.repo_id, token=token, endpoint=endpoint)
-        at = remote.head(target.revision or "main")
-        if at is None:
-            raise NotFoundError(f"{target.repo_id} has no revision {target.revision or 'main'!r}")
-        return from_store(remote, at, layout, include=include, exclude=exclude)
-    path = target.name if target.is_file() and not target.name.endswith(".json") else None
-    local = LocalStore(target.parent if target.is_file() else target)
-    at = local.head("main")
-    if at is None:
-        raise NotFoundError(f"{target} does not exist", hint="give a directory, a .safetensors file or org/name")
-    return from_store(local, at, layout, path=path, include=include, exclude=exclude)
+    opened = open_target(source, token=token, endpoint=endpoint)
+    return from_store(opened, layout, include=include, exclude=exclude)
 
 
 def _base(store: HubStore, revision: str, *, private: bool | None, expected_head: str | None) -> Revision:

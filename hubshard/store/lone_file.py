@@ -1,0 +1,64 @@
+"""One local file to be read as a revision of its own, whatever lies beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hubshard.errors import IntegrityError, NotFoundError
+from hubshard.protocols import Entry, Revision
+
+__all__ = ["LoneFile"]
+
+_BRANCH = "main"
+
+
+class LoneFile:
+    """A `Reader` of one file; its revision changes when the file does.
+
+    Raises:
+        NotFoundError: it is no file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise NotFoundError(f"{path} is no file", hint="give a directory, a .safetensors file or org/name")
+        self.path = path
+
+    def head(self, branch: str) -> Revision | None:
+        """The file as it is now; None for another branch than "main"."""
+        return Revision(_BRANCH, _state(self.path.stat())) if branch == _BRANCH else None
+
+    def list(self, at: Revision) -> Sequence[Entry]:
+        """The one file."""
+        status = self.path.stat()
+        self._check(status, at)
+        return [Entry(self.path.name, status.st_size, None, at.commit)]
+
+    def read(self, at: Revision, path: str, start: int, stop: int, into: memoryview) -> None:
+        """Fill `into` with bytes `start` to `stop`.
+
+        Raises:
+            NotFoundError: another path.
+            IntegrityError: the file has changed, or is shorter.
+        """
+        if path != self.path.name:
+            raise NotFoundError(f"{path}: only {self.path} was opened")
+        with self.path.open("rb", buffering=0) as file:
+            self._check(os.fstat(file.fileno()), at)
+            file.seek(start)
+            rest = into.cast("B")[: stop - start]
+            while rest.nbytes:
+                count = file.readinto(rest)
+                if not count:
+                    raise IntegrityError(f"{self.path} ends before byte {stop}")
+                rest = rest[count:]
+
+    def _check(self, status: os.stat_result, at: Revision) -> None:
+        if _state(status) != at.commit:
+            raise IntegrityError(f"{self.path} has changed since it was opened", hint="open it again")
+
+
+def _state(status: os.stat_result) -> str:
+    return f"{status.st_size}-{status.st_mtime_ns}"

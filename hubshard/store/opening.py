@@ -1,0 +1,87 @@
+"""From what people name, a path or a repo, to a revision that can be read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hubshard.errors import FormatError, NotFoundError
+from hubshard.protocols import Reader, Revision
+from hubshard.store.local import LocalStore
+from hubshard.store.lone_file import LoneFile
+from hubshard.target import RepoTarget, parse_target
+
+__all__ = ["Opened", "open_path", "open_repo", "open_target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A revision to read.
+
+    Attributes:
+        store: where it is.
+        at: which one.
+        path: the one file that was named, from the root; None for the whole tree.
+    """
+
+    store: Reader
+    at: Revision
+    path: str | None = None
+
+
+def open_target(
+    target: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    endpoint: str | None = None,
+) -> Opened:
+    """The revision that `target` names: a directory, a file, `org/name[@revision]` or `hf://org/name[@revision]`.
+
+    Raises:
+        FormatError: it is neither, or two revisions are named.
+        NotFoundError: no such path, repo or revision.
+    """
+    parsed = parse_target(target if isinstance(target, str) else Path(target))
+    if isinstance(parsed, RepoTarget):
+        return open_repo(parsed, revision=revision, token=token, endpoint=endpoint)
+    if revision:
+        raise FormatError(f"{parsed} is a path, which has no revision {revision!r}", hint="leave revision out")
+    return open_path(parsed)
+
+
+def open_path(path: Path) -> Opened:
+    """A directory, a weight file on its own, or the directory of an index.
+
+    Raises:
+        NotFoundError: there is no such path.
+    """
+    if path.is_dir() or path.name.endswith(".json"):
+        store: Reader = LocalStore(path if path.is_dir() else path.parent)
+        named = None if path.is_dir() else path.name
+    else:
+        store, named = LoneFile(path), path.name
+    at = store.head("main")
+    if at is None:
+        raise NotFoundError(f"{path} does not exist", hint="give a directory, a .safetensors file or org/name")
+    return Opened(store, at, named)
+
+
+def open_repo(target: RepoTarget, *, revision: str | None, token: str | bool | None, endpoint: str | None) -> Opened:
+    """A repo on the Hub, at the commit where its branch or tag is now.
+
+    Raises:
+        FormatError: two revisions are named.
+        NotFoundError: no such repo or revision.
+    """
+    from hubshard.store.hub import HubStore  # noqa: PLC0415  # the client is slow to import
+
+    if revision and target.revision and revision != target.revision:
+        raise FormatError(f"two revisions are asked for, {target.revision!r} and {revision!r}", hint="leave one out")
+    branch = revision or target.revision or "main"
+    store = HubStore(target.repo_id, token=token, endpoint=endpoint)
+    at = store.head(branch)
+    if at is None:
+        raise NotFoundError(f"{target.repo_id} has no revision {branch!r}")
+    return Opened(store, at)
