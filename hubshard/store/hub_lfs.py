@@ -28,17 +28,17 @@ _PIECE_BYTES = 1024 * 1024
 _TIMEOUT_S = 300.0
 
 
-def is_held(client: HubClient, revision: str, *, path: str, nbytes: int, sha256: str) -> bool:
+def is_held(client: HubClient, revision: str | None, *, path: str, nbytes: int, sha256: str) -> bool:
     """Whether the repo holds this content already."""
     return _upload_action(client, revision, path=path, nbytes=nbytes, sha256=sha256) is None
 
 
-def upload_lfs(client: HubClient, revision: str, data: Content, *, path: str, nbytes: int, sha256: str) -> int:
+def upload_lfs(client: HubClient, revision: str | None, data: Content, *, path: str, nbytes: int, sha256: str) -> int:
     """Send content unless the repo holds it; the bytes sent.
 
     Args:
         client: the repo.
-        revision: the branch that it is meant for.
+        revision: the branch that it is meant for; None for a pull request that the commit opens.
         data: read in order; once more from its start where a part has to be sent again.
         path: for messages.
         nbytes: its size.
@@ -66,15 +66,16 @@ def upload_lfs(client: HubClient, revision: str, data: Content, *, path: str, nb
 
 
 def _upload_action(
-    client: HubClient, revision: str, *, path: str, nbytes: int, sha256: str
+    client: HubClient, revision: str | None, *, path: str, nbytes: int, sha256: str
 ) -> Mapping[str, Any] | None:
-    body = {
+    body: dict[str, Any] = {
         "operation": "upload",
         "transfers": ["basic", "multipart"],
         "objects": [{"oid": sha256, "size": nbytes}],
         "hash_algo": "sha256",
-        "ref": {"name": revision},
     }
+    if revision is not None:
+        body["ref"] = {"name": revision}
     headers = {"Accept": _MEDIA_TYPE, "Content-Type": _MEDIA_TYPE}
     what = f"upload {path}"
     answer = client.send("POST", client.lfs_url(), what, needs="write", headers=headers, json=body).json()["objects"][0]

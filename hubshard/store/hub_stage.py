@@ -90,9 +90,10 @@ class Stager:
             content, sha256 = read_all(data, path=path, nbytes=nbytes, sha256=sha256)
             receipt = {"mode": "regular", "content": base64.b64encode(content).decode()}
             return Staged(path, nbytes, sha256, receipt, blob_id=git_blob_id(content), nbytes_sent=nbytes)
-        if sha256 is not None and (advice.blob == sha256 or self._is_held(revision, path, nbytes, sha256)):
+        target = None if create_pr else revision
+        if sha256 is not None and (advice.blob == sha256 or self._is_held(target, path, nbytes, sha256)):
             return Staged(path, nbytes, sha256, {"mode": "held"})
-        return self._send(revision, path, data, nbytes=nbytes, sha256=sha256, create_pr=create_pr)
+        return self._send(target, path, data, nbytes=nbytes, sha256=sha256)
 
     def _advised(self, branch: str, path: str, nbytes: int, sample: bytes, *, create_pr: bool) -> tuple[str, Advice]:
         try:
@@ -102,7 +103,7 @@ class Stager:
                 raise
         return _MAIN, self.advice(_MAIN, {path: (nbytes, sample)}, create_pr=create_pr)[path]
 
-    def _is_held(self, revision: str, path: str, nbytes: int, sha256: str) -> bool:
+    def _is_held(self, revision: str | None, path: str, nbytes: int, sha256: str) -> bool:
         try:
             return is_held(self._client, revision, path=path, nbytes=nbytes, sha256=sha256)
         except StoreError as error:
@@ -110,11 +111,9 @@ class Stager:
                 return False
             raise
 
-    def _send(
-        self, revision: str, path: str, data: Content, *, nbytes: int, sha256: str | None, create_pr: bool
-    ) -> Staged:
+    def _send(self, revision: str | None, path: str, data: Content, *, nbytes: int, sha256: str | None) -> Staged:
         if self._xet is not None:
-            done = self._xet.upload(revision, data, path=path, nbytes=nbytes, sha256=sha256, create_pr=create_pr)
+            done = self._xet.upload(revision, data, path=path, nbytes=nbytes, sha256=sha256)
             if done is not None:
                 return Staged(path, nbytes, done[0], {"mode": "xet"}, nbytes_sent=done[1])
         sha256 = sha256 or sha256_of(data, path=path, nbytes=nbytes)

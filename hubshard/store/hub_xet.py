@@ -58,7 +58,7 @@ class XetUploader:
         self._process = 0
 
     def upload(
-        self, revision: str, data: Content, *, path: str, nbytes: int, sha256: str | None, create_pr: bool
+        self, revision: str | None, data: Content, *, path: str, nbytes: int, sha256: str | None
     ) -> tuple[str, int] | None:
         """Make content durable; its sha256, and the bytes that crossed the network for it; None on a Hub without Xet.
 
@@ -66,19 +66,18 @@ class XetUploader:
         the Hub which chunks make up the file do not count.
 
         Args:
-            revision: the branch that it is meant for.
+            revision: the branch that it is meant for; None for a pull request that the commit opens.
             data: read once; anew where the upload failed (3 attempts; hf_xet tries each request again by itself).
             path: for messages.
             nbytes: its size.
             sha256: in hex, or None.
-            create_pr: it is meant for a pull request that the commit opens.
 
         Raises:
             IntegrityError: `data` has another size or hash.
             StoreError: refused, or tried again in vain.
         """
         for attempt in range(1, _ATTEMPTS + 1):
-            access = self._access(revision, path, create_pr=create_pr)
+            access = self._access(revision, path)
             if access is None:
                 return None
             try:
@@ -91,8 +90,9 @@ class XetUploader:
             time.sleep(attempt)
         raise AssertionError("unreachable: the last attempt raises or returns")
 
-    def _access(self, revision: str, path: str, *, create_pr: bool) -> _Access | None:
-        url = self._client.api_url("xet-write-token", revision) + ("?create_pr=1" if create_pr else "")
+    def _access(self, revision: str | None, path: str) -> _Access | None:
+        # For a pull request huggingface_hub names the revision "None", whose number is not known yet.
+        url = self._client.api_url("xet-write-token", str(revision)) + ("" if revision else "?create_pr=1")
         try:
             answer = self._client.send("GET", url, f"upload {path}", needs="write").json()
         except StoreError as error:
