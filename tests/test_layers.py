@@ -19,7 +19,7 @@ LAYERS = {
     # a module may import those of lower layers; within LEVEL_LAYERS those of its own layer too
     0: {"tensors", "errors", "sizes", "events", "target"},
     1: {"protocols", "manifest", "header", "index"},
-    2: {"plan", "reads", "engine", "shardfile"},
+    2: {"plan", "reads", "engine", "shardfile", "digests"},
     3: {"store", "sources"},
     4: {"publish", "fetch", "lazy", "convert", "report", "resume"},
     5: {"cli", "integrations", "dcp", "__init__"},

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from hubshard.digests import content_id, matches
 from hubshard.errors import FormatError
 from hubshard.events import Event, OnEvent
-from hubshard.fetch.digests import content_id, matches
 from hubshard.fetch.layout import Recalled
 from hubshard.fetch.parts import Part, clean_parts, name_of
 from hubshard.fetch.record import Record, clean_scratch, read_record, scratch, sync_folder, write_record

@@ -17,8 +17,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hubshard.digests import content_id
 from hubshard.errors import FormatError
-from hubshard.fetch.digests import content_id
 from hubshard.fetch.layout import Recalled
 from hubshard.fetch.parts import Part, clean_parts
 from hubshard.fetch.record import (

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+from hubshard.digests import content_id, new_hash
 from hubshard.engine import run
 from hubshard.errors import IntegrityError, StoreError
 from hubshard.events import Event, OnEvent
-from hubshard.fetch.digests import content_id, new_hash
 from hubshard.fetch.parts import PIECE_BYTES, Part, name_of
 from hubshard.protocols import Buffer, Entry, Revision, Store
 

@@ -20,7 +20,7 @@ from hubshard.errors import (
     StoreError,
 )
 from hubshard.events import Event, ignore
-from hubshard.fetch.digests import content_id
+from hubshard.digests import content_id
 from hubshard.fetch.folder import FolderLayout
 from hubshard.fetch.hf_cache import CacheLayout
 from hubshard.fetch.layout import Layout
