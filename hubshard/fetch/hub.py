@@ -32,7 +32,7 @@ def pull(
     token: str | None = None,
     endpoint: str | None = None,
     workers: int = 8,
-    max_retries: int = 5,
+    max_retries: int = 3,
     on_event: OnEvent = ignore,
 ) -> Path:
     """Fetch a model from the Hub into the Hugging Face cache, or into a directory.
@@ -77,7 +77,15 @@ def pull(
     if workers < 1 or max_retries < 0:
         raise FormatError(f"workers={workers}, max_retries={max_retries}: at least one thread, and no negative number")
     request = Request(
-        repo_id, revision or "main", variant, _patterns(include), _patterns(exclude), workers, max_retries, on_event
+        repo_id=repo_id,
+        revision=revision or "main",
+        variant=variant,
+        include=_patterns(include),
+        exclude=_patterns(exclude),
+        workers=workers,
+        max_retries=max_retries,
+        is_offline=constants.HF_HUB_OFFLINE,
+        on_event=on_event,
     )
     layout: Layout
     if local_dir is not None:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hubshard.digests import can_verify, content_id, matches
 from hubshard.engine import run
 from hubshard.errors import IncompleteError, IntegrityError, NotFoundError, StoreError
 from hubshard.events import Event, OnEvent
-from hubshard.fetch.digests import can_verify, content_id, matches
 from hubshard.fetch.layout import Layout
 from hubshard.fetch.lockfile import locked
 from hubshard.fetch.parts import Part, missing_bytes, name_of
@@ -37,6 +37,7 @@ class Request:
         exclude: patterns of files that are not taken.
         workers: threads.
         max_retries: of each piece, after its first try.
+        is_offline: the user wants no network: an error of the store sends the pull to what is at the target.
         on_event: told what happens.
     """
 
@@ -47,6 +48,7 @@ class Request:
     exclude: Sequence[str] | None
     workers: int
     max_retries: int
+    is_offline: bool
     on_event: OnEvent
 
     @property
@@ -113,7 +115,7 @@ def _look(store: Store, layout: Layout, request: Request) -> _Seen:
         transfer = Transfer(store, at, layout.private, 1, request.max_retries, request.on_event)
         selection = _select(listing, request, transfer.read)
     except StoreError as error:
-        if not error.retryable:
+        if not error.retryable and not request.is_offline:
             raise
         return _recall(layout, request, error)
     unknown = [entry.path for entry in selection.files if not can_verify(entry)]

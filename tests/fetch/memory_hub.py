@@ -97,6 +97,7 @@ def request(hub: object = None, **changes: object) -> Request:
         "exclude": None,
         "workers": 4,
         "max_retries": 3,
+        "is_offline": False,
         "on_event": lambda _: None,
     }
     return Request(**(usual | changes))  # type: ignore[arg-type]
