@@ -90,6 +90,10 @@ def remove(final: Path, trash: Path, *, older_than: float | None) -> int:
         final.replace(trash)
     except FileNotFoundError:
         return 0
+    except PermissionError:
+        if os.name == "nt":  # somebody reads it: Windows keeps it until then, and so do we
+            return 0
+        raise
     status = trash.stat()
     if older_than is not None and status.st_mtime >= older_than:
         _link(trash, final)

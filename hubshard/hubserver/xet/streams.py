@@ -9,6 +9,7 @@ from hubshard.hubserver.errors import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from io import RawIOBase
     from pathlib import Path
 
     from hubshard.hubserver.state import HubState
@@ -60,16 +61,34 @@ def _write_each(write: Callable[[bytes], None], parts: list[bytes]) -> None:
 
 async def send_range(state: HubState, path: Path, start: int, stop: int) -> AsyncIterator[bytes]:
     """Bytes [start, stop) of a file, read in a thread, one piece ahead."""
-    with await state.run(path.open, "rb", buffering=0) as file:
-        await state.run(file.seek, start)
-        reading = asyncio.create_task(state.run(file.read, min(_PIECE_BYTES, stop - start)))
-        try:
-            while start < stop:
-                piece = await reading
-                if not piece:
-                    raise ApiError(500, f"{path.name}: the file ends {stop - start} bytes early")
-                start += len(piece)
-                reading = asyncio.create_task(state.run(file.read, min(_PIECE_BYTES, stop - start)))
-                yield piece
-        finally:
+    file, piece = await state.run(_open_at, path, start, min(_PIECE_BYTES, stop - start))
+    reading: asyncio.Task[bytes] | None = None
+    try:
+        while start < stop:
+            if not piece:
+                raise ApiError(500, f"{path.name}: the file ends {stop - start} bytes early")
+            start += len(piece)
+            if start < stop:
+                reading = asyncio.create_task(state.run(_read, file, min(_PIECE_BYTES, stop - start)))
+            yield piece
+            if reading is not None:
+                piece, reading = await reading, None
+    finally:
+        if reading is not None:  # the client went away
             await reading
+        file.close()
+
+
+def _open_at(path: Path, start: int, nbytes: int) -> tuple[RawIOBase, bytes]:
+    """The file, and its first piece: one step, because small ranges are the most frequent."""
+    file = path.open("rb", buffering=0)
+    try:
+        file.seek(start)
+        return file, _read(file, nbytes)
+    except OSError:
+        file.close()
+        raise
+
+
+def _read(file: RawIOBase, nbytes: int) -> bytes:
+    return file.read(nbytes) or b""
