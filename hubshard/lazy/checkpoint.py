@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from hubshard.lazy.indexing import Selection, select
 from hubshard.lazy.mapped import MappedFiles
 from hubshard.lazy.placing import TensorTarget, bytes_of
-from hubshard.lazy.reading import LOCAL, REMOTE, FileReader, Job, Policy, Reader, SourceReader, execute, read_box
+from hubshard.lazy.reading import LOCAL, REMOTE, FileReader, Job, Policy, SourceReader, TensorReader, execute, read_box
 from hubshard.lazy.torch_dtypes import torch_dtype, torch_shape
 from hubshard.manifest import Manifest
-from hubshard.protocols import Revision, Source, Store
+from hubshard.protocols import Reader, Revision, Source
 from hubshard.sources.safetensors import SafetensorsSource
-from hubshard.store.local import LocalStore
 from hubshard.tensors import Box, TensorSpec
 
 if TYPE_CHECKING:
@@ -141,13 +139,12 @@ class Checkpoint(Mapping[str, LazyTensor]):
         self,
         source: Source,
         *,
-        reader: Reader | None = None,
+        reader: TensorReader | None = None,
         mapped: MappedFiles | None = None,
-        store: Store | None = None,
+        store: Reader | None = None,
         at: Revision | None = None,
         folder: str = "",
         root: Path | None = None,
-        close: Callable[[], object] | None = None,
     ) -> None:
         """Wrap a source; `open_checkpoint` is what opens one.
 
@@ -159,7 +156,6 @@ class Checkpoint(Mapping[str, LazyTensor]):
             at: the revision of `store`.
             folder: where in the store.
             root: the local folder that the store shows.
-            close: is called once, when the checkpoint is closed.
         """
         self.source = source
         self.specs: Mapping[str, TensorSpec] = {spec.name: spec for spec in source.specs()}
@@ -168,15 +164,12 @@ class Checkpoint(Mapping[str, LazyTensor]):
         self.store, self.at, self.folder, self.root = store, at, folder, root
         self._reader = reader or SourceReader(source, self.specs, LOCAL)
         self._mapped = mapped
-        self._closing = ExitStack()
-        if close:
-            self._closing.callback(close)
         self._closed = False
 
     @classmethod
     def of_store(
         cls,
-        store: Store,
+        store: Reader,
         at: Revision,
         *,
         folder: str = "",
@@ -184,7 +177,6 @@ class Checkpoint(Mapping[str, LazyTensor]):
         variant: str | None = None,
         root: Path | None = None,
         policy: Policy | None = None,
-        close: Callable[[], object] | None = None,
     ) -> Checkpoint:
         """Open the safetensors checkpoint in a folder of a store.
 
@@ -196,19 +188,17 @@ class Checkpoint(Mapping[str, LazyTensor]):
             variant: as in `model.fp16.safetensors`.
             root: the local folder that the store shows, whose files may be mapped; None where it is not one.
             policy: how to read; None to choose by the kind of store.
-            close: is called once, when the checkpoint is closed.
 
         Raises:
             NotFoundError, FormatError, IncompleteError: as `SafetensorsSource` says.
         """
-        root = store.root if isinstance(store, LocalStore) else root
         policy = policy or (LOCAL if root else REMOTE)
         source = SafetensorsSource(store, at, folder=folder, path=path, variant=variant, workers=policy.workers)
         reader = FileReader(store, at, source.manifest, policy)
         # on Windows a private mapping counts against memory as if it were all written
         can_map = root is not None and sys.platform != "win32" and sys.byteorder == "little"
         mapped = MappedFiles(root, source.manifest) if can_map and root else None
-        return cls(source, reader=reader, mapped=mapped, store=store, at=at, folder=folder, root=root, close=close)
+        return cls(source, reader=reader, mapped=mapped, store=store, at=at, folder=folder, root=root)
 
     def __getitem__(self, name: str) -> LazyTensor:
         self._check_open()
@@ -230,7 +220,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         return sum(spec.nbytes for spec in self.specs.values())
 
     @property
-    def reader(self) -> Reader:
+    def reader(self) -> TensorReader:
         """What its tensors are read with."""
         self._check_open()
         return self._reader
@@ -246,7 +236,6 @@ class Checkpoint(Mapping[str, LazyTensor]):
         if self._mapped:
             self._mapped.close()
         self._closed = True
-        self._closing.close()
 
     def __enter__(self) -> Self:
         return self
@@ -261,7 +250,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             raise ValueError("this checkpoint is closed")
 
 
-def _elements(reader: Reader, spec: TensorSpec, selection: Selection) -> torch.Tensor:
+def _elements(reader: TensorReader, spec: TensorSpec, selection: Selection) -> torch.Tensor:
     import torch  # noqa: PLC0415  # slow, and optional
 
     dtype = torch_dtype(spec)

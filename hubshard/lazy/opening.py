@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from hubshard.errors import FormatError, IncompleteError, IntegrityError, NotFoundError, StoreError
+from hubshard.errors import FormatError, IncompleteError, NotFoundError, StoreError
 from hubshard.lazy.checkpoint import Checkpoint
-from hubshard.protocols import Content, Entry, Revision, Source, Staged, Store
+from hubshard.protocols import Source
 from hubshard.store.local import LocalStore
+from hubshard.store.lone_file import LoneFile
+from hubshard.store.opening import Opened, open_path, open_target
 from hubshard.target import RepoTarget, parse_target
 
 __all__ = ["open_checkpoint"]
@@ -49,106 +49,36 @@ def open_checkpoint(
             raise FormatError("a Source has no revision, variant or subfolder", hint="leave them out")
         return Checkpoint(source)
     target = parse_target(source if isinstance(source, str) else Path(source))
-    if isinstance(target, RepoTarget):
-        return _open_repo(
-            target, revision=revision, subfolder=subfolder, variant=variant, token=token, endpoint=endpoint
-        )
-    if revision:
-        raise FormatError(f"{target} is a path, which has no revision {revision!r}", hint="leave revision out")
-    return _open_path(target, subfolder, variant)
-
-
-def _open_path(path: Path, subfolder: str, variant: str | None) -> Checkpoint:
-    if path.is_dir():
-        return _at_head(LocalStore(path), folder=subfolder, variant=variant)
-    if subfolder:
-        raise FormatError(f"{path} is not a directory, so it has no folder {subfolder!r}", hint="leave subfolder out")
-    if not path.is_file():
-        raise NotFoundError(f"{path} does not exist", hint="give a directory, a safetensors file, its index, or a repo")
-    if path.name.endswith(".json"):
-        return _at_head(LocalStore(path.parent), path=path.name, variant=variant)
-    store = _LoneFile(path)
-    return Checkpoint.of_store(store, store.at, path=path.name, root=path.parent)
-
-
-def _at_head(store: LocalStore, *, variant: str | None, folder: str = "", path: str | None = None) -> Checkpoint:
-    at = store.head("main")
-    if at is None:
-        raise NotFoundError(f"{store.root} does not exist")
-    return Checkpoint.of_store(store, at, folder=folder, path=path, variant=variant)
-
-
-def _open_repo(
-    target: RepoTarget,
-    *,
-    revision: str | None,
-    subfolder: str,
-    variant: str | None,
-    token: str | bool | None,
-    endpoint: str | None,
-) -> Checkpoint:
-    from hubshard.store.hub import HubStore  # noqa: PLC0415  # the client is slow to import
-
-    if revision and target.revision and revision != target.revision:
-        raise FormatError(f"two revisions are asked for, {target.revision!r} and {revision!r}", hint="leave one out")
-    branch = revision or target.revision or "main"
-    store = HubStore(target.repo_id, token=token, endpoint=endpoint)
+    if isinstance(target, Path):
+        return _checkpoint(open_target(target, revision=revision), subfolder, variant)
     try:
-        at = store.head(branch)
+        opened = open_target(source, revision=revision, token=token, endpoint=endpoint)
     except StoreError:  # no network: the newest that was fetched
-        cached = _from_cache(target.repo_id, branch, subfolder, variant)
+        cached = _from_cache(target, revision or target.revision or "main", subfolder, variant)
         if cached is None:
             raise
         return cached
-    if at is None:
-        raise NotFoundError(f"{target.repo_id} has no revision {branch!r}")
-    cached = _from_cache(target.repo_id, at.commit, subfolder, variant)
-    return cached or Checkpoint.of_store(store, at, folder=subfolder, variant=variant)
+    return _from_cache(target, opened.at.commit, subfolder, variant) or _checkpoint(opened, subfolder, variant)
 
 
-def _from_cache(repo_id: str, revision: str, subfolder: str, variant: str | None) -> Checkpoint | None:
+def _checkpoint(opened: Opened, subfolder: str, variant: str | None) -> Checkpoint:
+    store, path = opened.store, opened.path
+    if path is not None and subfolder:
+        raise FormatError(f"{path} is a file, which has no folder {subfolder!r}", hint="leave subfolder out")
+    if isinstance(store, LoneFile):
+        return Checkpoint.of_store(store, opened.at, path=path, root=store.path.parent)
+    root = store.root if isinstance(store, LocalStore) else None
+    return Checkpoint.of_store(store, opened.at, folder=subfolder, path=path, variant=variant, root=root)
+
+
+def _from_cache(target: RepoTarget, revision: str, subfolder: str, variant: str | None) -> Checkpoint | None:
     """The checkpoint in the Hugging Face cache, if all of it is there."""
     from hubshard.store.hub_cache import cached_snapshot  # noqa: PLC0415  # the client is slow to import
 
-    snapshot = cached_snapshot(repo_id, revision)
+    snapshot = cached_snapshot(target.repo_id, revision)
     if snapshot is None or not (snapshot / subfolder / "config.json").is_file():
         return None
     try:
-        return _at_head(LocalStore(snapshot), folder=subfolder, variant=variant)
+        return _checkpoint(open_path(snapshot), subfolder, variant)
     except (NotFoundError, FormatError, IncompleteError):  # not all of it, or damaged: the Hub has it whole
         return None
-
-
-class _LoneFile(Store):
-    # a directory with one file, whatever lies beside it
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        status = path.stat()
-        self.at = Revision("main", f"{status.st_size}-{status.st_mtime_ns}")
-        self._nbytes = status.st_size
-
-    def head(self, branch: str) -> Revision | None:
-        return self.at if branch == self.at.branch else None
-
-    def list(self, at: Revision) -> Sequence[Entry]:
-        return [Entry(self._path.name, self._nbytes, None, at.commit)]
-
-    def read(self, at: Revision, path: str, start: int, stop: int, into: memoryview) -> None:
-        with self._path.open("rb", buffering=0) as file:
-            status = os.fstat(file.fileno())
-            if f"{status.st_size}-{status.st_mtime_ns}" != at.commit or path != self._path.name:
-                raise IntegrityError(f"{self._path} has changed since it was opened", hint="open it again")
-            file.seek(start)
-            rest = into.cast("B")[: stop - start]
-            while rest.nbytes:
-                count = file.readinto(rest)
-                if not count:
-                    raise IntegrityError(f"{self._path} ends before byte {stop}")
-                rest = rest[count:]
-
-    def stage(self, branch: str, path: str, data: Content, *, nbytes: int, sha256: str | None = None) -> Staged:
-        raise NotImplementedError("a lone file is only read")
-
-    def commit(self, branch: str, **_: Any) -> Revision:
-        raise NotImplementedError("a lone file is only read")

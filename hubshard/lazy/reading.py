@@ -13,7 +13,7 @@ from typing import Protocol
 from hubshard.engine import run
 from hubshard.errors import FormatError, IntegrityError
 from hubshard.manifest import Manifest
-from hubshard.protocols import Revision, Source, Store
+from hubshard.protocols import Reader, Revision, Source
 from hubshard.reads import Copy, Read, plan_reads
 from hubshard.tensors import Box, TensorSpec
 
@@ -24,9 +24,9 @@ __all__ = [
     "FileReader",
     "Job",
     "Policy",
-    "Reader",
     "SourceReader",
     "Target",
+    "TensorReader",
     "execute",
     "read_box",
     "single_run",
@@ -76,7 +76,7 @@ class Job:
     work: Callable[[], int]
 
 
-class Reader(Protocol):
+class TensorReader(Protocol):
     """Something that tensors are read from."""
 
     @property
@@ -114,7 +114,7 @@ class FileReader:
         policy: how the store is best read.
     """
 
-    store: Store
+    store: Reader
     at: Revision
     manifest: Manifest
     policy: Policy
@@ -211,7 +211,7 @@ class BytesTarget:
             self.into[target : target + nbytes] = raw[source : source + nbytes]
 
 
-def read_box(reader: Reader, spec: TensorSpec, box: Box) -> bytearray:
+def read_box(reader: TensorReader, spec: TensorSpec, box: Box) -> bytearray:
     """The row-major little-endian bytes of `box`.
 
     Raises:

@@ -6,35 +6,13 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from hubshard.errors import FormatError
+from hubshard.sources.dtypes import TORCH_CODES
 from hubshard.tensors import TensorSpec
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["code_of", "torch_dtype", "torch_shape"]
-
-_NAMES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "U16": "uint16",
-    "U32": "uint32",
-    "U64": "uint64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F4": "float4_e2m1fn_x2",
-}
 
 
 def torch_dtype(spec: TensorSpec) -> torch.dtype:
@@ -66,4 +44,4 @@ def code_of(dtype: torch.dtype) -> str | None:
 def _table() -> dict[str, torch.dtype]:
     import torch  # noqa: PLC0415  # slow, and optional
 
-    return {code: getattr(torch, name) for code, name in _NAMES.items() if hasattr(torch, name)}
+    return {code: getattr(torch, name) for name, code in TORCH_CODES.items() if hasattr(torch, name)}

@@ -14,37 +14,13 @@ import torch
 
 from hubshard.errors import FormatError
 from hubshard.protocols import Buffer
-from hubshard.sources.dtypes import CASTABLE
+from hubshard.sources.dtypes import CASTABLE, TORCH_CODES
 from hubshard.tensors import Box, TensorSpec
 
 __all__ = ["TorchValue", "torch_problem"]
 
-_CODES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float4_e2m1fn_x2": "F4",
-}
-
-
 # an older torch lacks some of them
-_CODE_OF = {getattr(torch, name): code for name, code in _CODES.items() if hasattr(torch, name)}
+_CODE_OF = {getattr(torch, name): code for name, code in TORCH_CODES.items() if hasattr(torch, name)}
 
 
 def torch_problem(tensor: torch.Tensor) -> tuple[str, str] | None:
@@ -75,7 +51,10 @@ def _layout_problem(tensor: torch.Tensor) -> tuple[str, str] | None:
 def _dtype_problem(tensor: torch.Tensor) -> tuple[str, str] | None:
     code = _CODE_OF.get(tensor.dtype)
     if code is None:
-        return f"has dtype {tensor.dtype}, which safetensors cannot store", f"cast it to one of {', '.join(_CODES)}"
+        return (
+            f"has dtype {tensor.dtype}, which safetensors cannot store",
+            f"cast it to one of {', '.join(TORCH_CODES)}",
+        )
     if code == "F4" and not tensor.shape:
         return "is a packed float4 scalar, half a pair", "give it a dimension"
     return None

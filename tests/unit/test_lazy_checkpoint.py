@@ -47,12 +47,6 @@ class CountingStore:
         self.reads.append((path, start, stop))
         self.inner.read(at, path, start, stop, into)
 
-    def stage(self, *_: Any, **__: Any) -> Any:
-        raise AssertionError
-
-    def commit(self, *_: Any, **__: Any) -> Any:
-        raise AssertionError
-
     @property
     def nbytes(self) -> int:
         return sum(stop - start for _, start, stop in self.reads)
