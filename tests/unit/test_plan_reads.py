@@ -172,11 +172,35 @@ def _whole(shape: tuple[int, ...], dtype: str = "U8") -> Manifest:
 
 def test_gaps_up_to_the_limit_are_read_through_and_larger_ones_skipped() -> None:
     column = {"w": Box((0, 0), (4, 2))}
-    through = plan_reads(_whole((4, 10)), column, max_gap_bytes=8, max_read_bytes=1000)
-    assert [(read.start, read.stop) for read in through.reads] == [(0, 32)]
-    assert (through.nbytes_wanted, through.nbytes_read) == (8, 32)
-    skipped = plan_reads(_whole((4, 10)), column, max_gap_bytes=7, max_read_bytes=1000)
-    assert [(read.start, read.stop) for read in skipped.reads] == [(0, 2), (10, 12), (20, 22), (30, 32)]
+    through = plan_reads(_whole((4, 110)), column, max_gap_bytes=108, max_read_bytes=1000)
+    assert [(read.start, read.stop) for read in through.reads] == [(0, 332)]
+    assert (through.nbytes_wanted, through.nbytes_read) == (8, 332)
+    skipped = plan_reads(_whole((4, 110)), column, max_gap_bytes=107, max_read_bytes=1000)
+    assert [(read.start, read.stop) for read in skipped.reads] == [(0, 2), (110, 112), (220, 222), (330, 332)]
+
+
+def test_packed_rows_that_share_bytes_are_not_read_apart_however_small_a_read_may_be() -> None:
+    manifest = _whole((4, 3), "F4")
+    plan = plan_reads(manifest, {"w": Box((0, 0), (4, 3))}, max_gap_bytes=0, max_read_bytes=1)
+    assert [(read.start, read.stop) for read in plan.reads] == [(0, 3), (3, 6)]
+
+
+@pytest.mark.parametrize(
+    "box",
+    [Box((1,), (2,)), Box((1,), (1,)), Box((0,), (3,)), Box((3,), (5,))],
+    ids=["begins and ends within bytes", "half a byte", "ends within a byte", "begins within a byte"],
+)
+def test_a_packed_box_that_begins_or_ends_within_a_byte_is_refused(box: Box) -> None:
+    with pytest.raises(FormatError, match=r"tensor 'w': .* of packed F4 does not fall on whole bytes"):
+        plan_reads(_whole((8,), "F4"), {"w": box}, max_gap_bytes=0, max_read_bytes=100)
+
+
+def test_packed_rows_that_would_have_to_be_woven_together_within_bytes_are_refused() -> None:
+    spec = TensorSpec("w", "F4", (2, 4))
+    pieces = [Piece("w", Box((0, 0), (2, 1)), Extent("f", 0, 1)), Piece("w", Box((0, 1), (2, 3)), Extent("f", 1, 4))]
+    manifest = Manifest({"w": spec}, pieces, {"f": FileDigest(4)}).validate()
+    with pytest.raises(FormatError, match="tensor 'w'"):
+        plan_reads(manifest, {"w": spec.box}, max_gap_bytes=0, max_read_bytes=100)
 
 
 def test_a_large_read_is_cut_at_the_limit() -> None:
