@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hubshard.errors import ConflictError, StoreError
+from hubshard.protocols import Revision
 
-__all__ = ["BusyError", "Made", "commit_by_rule", "publish_id_in", "with_publish_id"]
+__all__ = ["BusyError", "Made", "check_head", "commit_by_rule", "publish_id_in", "with_publish_id"]
 
 _TRAILER = "Hubshard-Publish-Id: "
 _ATTEMPTS = 6
@@ -59,6 +60,20 @@ def publish_id_in(message: str) -> str | None:
     """The publish id that a commit message carries in its last trailer, or None."""
     found = [line for line in message.splitlines() if line.startswith(_TRAILER)]
     return found[-1].removeprefix(_TRAILER).strip() or None if found else None
+
+
+def check_head(head: Revision, expected: str | None) -> None:
+    """Refuse a branch that is not where the caller believes it to be.
+
+    Args:
+        head: where it is.
+        expected: a commit, in full or its first 7 or more digits; None for wherever it is.
+
+    Raises:
+        ConflictError: it is elsewhere.
+    """
+    if expected is not None and not (len(expected) >= 7 and head.commit.startswith(expected)):
+        raise ConflictError(f"{head.branch} is at {head.commit}, not at {expected}", hint="look at what was changed")
 
 
 def commit_by_rule(

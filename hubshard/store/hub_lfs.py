@@ -134,7 +134,7 @@ class _Rewindable:
         self._rest = memoryview(b"")
         self._position = nbytes
         self._hash = hashlib.sha256()
-        self._hashed = 0
+        self._prefixes: dict[int, str] = {}
 
     def range(self, start: int, stop: int) -> Iterator[bytes]:
         """Bytes `start` to `stop`, in pieces; the last one of all is given only if size and hash are as promised.
@@ -144,8 +144,12 @@ class _Rewindable:
         """
         if self._position != start:
             self._blocks, self._rest, self._position = blocks_of(self._data), memoryview(b""), 0
+            self._hash = hashlib.sha256()
             for _ in self._advance(start):
                 pass
+        prefix = self._hash.hexdigest()
+        if self._prefixes.setdefault(start, prefix) != prefix:  # parts that were sent are not of this content
+            raise self._changed()
         for piece in self._advance(stop):
             data = bytes(piece)
             if self._position == self._nbytes:
@@ -154,10 +158,13 @@ class _Rewindable:
 
     def _check_end(self) -> None:
         if self._rest.nbytes or next(self._blocks, None) is not None or self._hash.hexdigest() != self._sha256:
-            raise IntegrityError(
-                f"{self.path}: it is not the content with the sha256 {self._sha256} and {self._nbytes} bytes",
-                hint="did the source change while it was read? run it again",
-            )
+            raise self._changed()
+
+    def _changed(self) -> IntegrityError:
+        return IntegrityError(
+            f"{self.path}: it is not the content with the sha256 {self._sha256} and {self._nbytes} bytes",
+            hint="did the source change while it was read? run it again",
+        )
 
     def _advance(self, stop: int) -> Iterator[memoryview]:
         while self._position < stop:
@@ -169,12 +176,5 @@ class _Rewindable:
             piece = self._rest[: min(_PIECE_BYTES, stop - self._position)]
             self._rest = self._rest[piece.nbytes :]
             self._position += piece.nbytes
-            self._note(piece)
+            self._hash.update(piece)
             yield piece
-
-    def _note(self, piece: memoryview) -> None:
-        """Hash what is seen for the first time."""
-        fresh = self._position - self._hashed
-        if fresh > 0:
-            self._hash.update(piece[piece.nbytes - fresh :])
-            self._hashed = self._position

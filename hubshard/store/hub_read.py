@@ -20,7 +20,6 @@ __all__ = ["RangeReader"]
 
 _ATTEMPTS = 6
 _MAX_HOPS = 5
-_STALL_S = 30.0
 _SIGNED_URL_LIFETIME_S = 300.0
 _KEPT_URLS = 4096
 _PROGRESS_BYTES = 64 * 1024
@@ -36,13 +35,18 @@ class _Signed:
 class RangeReader:
     """Reads ranges of the files of one repo.
 
-    A read that fails is taken up where it stopped, 6 times at most without progress; 30 seconds of silence are a
+    A read that fails is taken up where it stopped, 6 times at most without progress; a long silence is a
     failure. Redirects (5 at most) are followed without the token where they leave the Hub; where one led is remembered
     for 5 minutes, so that a file's next ranges cost one request each.
+
+    Args:
+        client: the repo.
+        stall_s: seconds of silence that are a failure.
     """
 
-    def __init__(self, client: HubClient) -> None:
+    def __init__(self, client: HubClient, *, stall_s: float = 30.0) -> None:
         self._client = client
+        self._stall_s = stall_s
         self._signed: dict[str, _Signed] = {}
 
     def stream(self, commit: str, path: str, start: int, stop: int) -> Iterator[bytes]:
@@ -105,7 +109,7 @@ class RangeReader:
         headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
         if _origin(url) == _origin(self._client.endpoint):
             headers |= self._client.headers()
-        timeout = httpx.Timeout(_STALL_S, connect=20.0)
+        timeout = httpx.Timeout(self._stall_s, connect=20.0)
         stream: contextlib.AbstractContextManager[httpx.Response] = get_session().stream(
             "GET", url, headers=headers, timeout=timeout, follow_redirects=False
         )

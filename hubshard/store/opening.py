@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from hubshard.store.lone_file import LoneFile
 from hubshard.target import RepoTarget, parse_target
 
 __all__ = ["Opened", "open_path", "open_repo", "open_target"]
+
+_BLOCK_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,19 @@ class Opened:
     store: Reader
     at: Revision
     path: str | None = None
+
+    def blocks(self, path: str, nbytes: int) -> Iterator[memoryview]:
+        """A file's bytes in order; each block is valid until the next is asked for.
+
+        Args:
+            path: of the file.
+            nbytes: its size (bytes).
+        """
+        buffer = memoryview(bytearray(min(nbytes, _BLOCK_BYTES)))
+        for start in range(0, nbytes, _BLOCK_BYTES):
+            block = buffer[: min(_BLOCK_BYTES, nbytes - start)]
+            self.store.read(self.at, path, start, start + block.nbytes, block)
+            yield block
 
 
 def open_target(
