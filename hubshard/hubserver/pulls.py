@@ -144,14 +144,16 @@ def events(connection: sqlite3.Connection, repo_id: int, num: int) -> list[dict[
 def edit_comment(
     connection: sqlite3.Connection, repo_id: int, num: int, event_id: str, changes: dict[str, Any]
 ) -> dict[str, Any]:
-    """Change the data of a comment, inside a write transaction.
+    """Change the data of a comment, inside a write transaction; its history keeps the texts before.
 
     Raises:
         ApiError: 404: there is no such comment.
     """
     for event in events(connection, repo_id, num):
         if event["id"] == event_id and event["type"] == "comment":
-            event["data"] |= {**changes, "updated_at": time.time()}
+            data = event["data"]
+            before = {"raw": data["raw"], "updated_at": data.get("updated_at", event["created_at"])}
+            data |= {**changes, "updated_at": time.time(), "history": [*data.get("history", ()), before]}
             connection.execute("UPDATE events SET data = ? WHERE id = ?", (json.dumps(event["data"]), event_id))
             return event
     raise ApiError(404, f"Comment {event_id} not found")

@@ -188,9 +188,14 @@ def _summary(repo: Repo, found: Discussion) -> dict[str, Any]:
 def _event(event: dict[str, Any]) -> dict[str, Any]:
     data = event["data"]
     if event["type"] == "comment":
-        updated = views.iso(data.get("updated_at", event["created_at"]))
-        latest = {"raw": data["raw"], "html": data["raw"], "updatedAt": updated, "author": {"name": event["author"]}}
-        data = {"edited": data.get("edited", False), "hidden": data.get("hidden", False), "latest": latest}
+        latest = {"raw": data["raw"], "updated_at": data.get("updated_at", event["created_at"])}
+        data = {
+            "edited": data.get("edited", False),
+            "hidden": data.get("hidden", False),
+            "latest": _text(event, latest),
+            # None of the texts of a hidden comment are shown.
+            "history": [] if data.get("hidden") else [_text(event, text) for text in data.get("history", ())],
+        }
     return {
         "id": event["id"],
         "type": event["type"],
@@ -198,3 +203,9 @@ def _event(event: dict[str, Any]) -> dict[str, Any]:
         "createdAt": views.iso(event["created_at"]),
         "data": data,
     }
+
+
+def _text(event: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
+    """One text that a comment has, or had."""
+    raw, updated = text["raw"], views.iso(text["updated_at"])
+    return {"raw": raw, "html": raw, "updatedAt": updated, "author": {"name": event["author"]}}
