@@ -202,9 +202,9 @@ def _same(found: Mapping[str, str], truth: Mapping[str, str]) -> bool:
 def _prove_embedding(console: Console, world: World, second: Path, folder: Path, summary: _Summary) -> None:
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
-        said = f"skipped: loading it with transformers ({' and '.join(missing)} not installed)"
-        _say(console, "Load it:", said)
-        summary.add(f'{said}; pip install "hubshard[transformers]" and run the demo again')
+        said = f"skipped, for {' and '.join(missing)} are not here"
+        _say(console, "Load it with transformers:", said)
+        summary.add(f'loading it with transformers: {said}; install the extra "transformers" and run the demo again')
         return
     _say(console, "Load it", "with transformers (AutoModel), from the download and from the local files")
     pulled, local = world.client("embed", str(folder), str(second), home="reader")

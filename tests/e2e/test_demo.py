@@ -37,7 +37,7 @@ def test_without_torch_numpy_and_network_it_proves_all_but_the_embedding_and_lea
     assert "random weights" in done.stdout
     assert "readers still see the first version, whole (65 tensors bit-equal)" in done.stdout
     assert "65 of 65 tensors bit-equal" in done.stdout
-    assert "skipped: loading it with transformers (torch and transformers not installed)" in done.stdout
+    assert "Load it with transformers: skipped, for torch and transformers are not here" in done.stdout
     assert "Traceback" not in done.stderr
     assert _left(tmp_path / "temporary") == []
     assert _left(tmp_path / "home") == []
