@@ -231,6 +231,23 @@ class Checkpoint(Mapping[str, LazyTensor]):
         self._check_open()
         return self._mapped
 
+    def read_file(self, name: str) -> bytes | None:
+        """The bytes of a small file beside the weights, such as "config.json"; None where there is none."""
+        self._check_open()
+        if self.root is not None:
+            path = self.root / self.folder / name
+            return path.read_bytes() if path.is_file() else None
+        if self.store is None or self.at is None:
+            return None
+        path_in_store = f"{self.folder}/{name}" if self.folder else name
+        for entry in self.store.list(self.at):
+            if entry.path == path_in_store:
+                raw = bytearray(entry.nbytes)
+                if raw:
+                    self.store.read(self.at, entry.path, 0, entry.nbytes, memoryview(raw))
+                return bytes(raw)
+        return None
+
     def close(self) -> None:
         """Let go of files and connections; tensors that were returned stay valid."""
         if self._mapped:

@@ -114,7 +114,8 @@ def _module_parts(module: nn.Module) -> ModelParts:
     state_dict = _state_dict(module)
     total = sum(parameter.numel() for parameter in module.parameters())
     card = model_card(type(module).__name__, library="pytorch", parameters=total)
-    return ModelParts(state_dict, default_files={"README.md": card}, total_parameters=total)
+    files_of: Any = getattr(module, "hubshard_files", dict)  # ShardedHubMixin has it
+    return ModelParts(state_dict, files=files_of(), default_files={"README.md": card}, total_parameters=total)
 
 
 def _state_dict(module: nn.Module) -> dict[str, Any]:
