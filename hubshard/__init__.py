@@ -22,12 +22,15 @@ from hubshard.events import Event, OnEvent
 
 if TYPE_CHECKING:
     from hubshard.fetch import pull
+    from hubshard.history import RolledBack, rollback
     from hubshard.lazy import Checkpoint, LazyTensor, LoadReport, load_into, open_checkpoint
     from hubshard.publish import Published, push_to_hub
+    from hubshard.report import Difference, Problem, Verification, diff, verify
 
 __all__ = [
     "Checkpoint",
     "ConflictError",
+    "Difference",
     "Event",
     "FormatError",
     "HubshardError",
@@ -37,27 +40,40 @@ __all__ = [
     "LoadReport",
     "NotFoundError",
     "OnEvent",
+    "Problem",
     "Published",
+    "RolledBack",
     "StoreError",
     "UnsafeFormatError",
+    "Verification",
     "__version__",
+    "diff",
     "load_into",
     "open_checkpoint",
     "pull",
     "push_to_hub",
+    "rollback",
+    "verify",
 ]
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Checkpoint": "hubshard.lazy",
+    "Difference": "hubshard.report",
     "LazyTensor": "hubshard.lazy",
     "LoadReport": "hubshard.lazy",
+    "Problem": "hubshard.report",
     "Published": "hubshard.publish",
+    "RolledBack": "hubshard.history",
+    "Verification": "hubshard.report",
+    "diff": "hubshard.report",
     "load_into": "hubshard.lazy",
     "open_checkpoint": "hubshard.lazy",
     "pull": "hubshard.fetch",
     "push_to_hub": "hubshard.publish",
+    "rollback": "hubshard.history",
+    "verify": "hubshard.report",
 }
 """The module that each late name comes from."""
 

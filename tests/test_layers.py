@@ -21,7 +21,7 @@ LAYERS = {
     1: {"protocols", "manifest", "header", "index"},
     2: {"plan", "reads", "engine", "shardfile", "digests"},
     3: {"store", "sources"},
-    4: {"publish", "fetch", "lazy", "convert", "report", "resume"},
+    4: {"publish", "fetch", "lazy", "history", "convert", "report", "resume"},
     5: {"cli", "integrations", "dcp", "__init__"},
     6: {"__main__"},
 }

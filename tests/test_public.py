@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PUBLIC = {
     "Checkpoint",
     "ConflictError",
+    "Difference",
     "Event",
     "FormatError",
     "HubshardError",
@@ -30,14 +31,20 @@ PUBLIC = {
     "LoadReport",
     "NotFoundError",
     "OnEvent",
+    "Problem",
     "Published",
+    "RolledBack",
     "StoreError",
     "UnsafeFormatError",
+    "Verification",
     "__version__",
+    "diff",
     "load_into",
     "open_checkpoint",
     "pull",
     "push_to_hub",
+    "rollback",
+    "verify",
 }
 """Add a name here only with a reason: every one of them is a promise."""
 

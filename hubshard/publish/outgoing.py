@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
@@ -218,20 +218,12 @@ def _companions(
             if not path.endswith(".json"):
                 notes.append(f"{path} is left out: it is no part of the checkpoint that is published")
             continue
-        files.append(OutFile(path, entry.nbytes, partial(_blocks, opened, path, entry.nbytes)))
+        files.append(OutFile(path, entry.nbytes, partial(opened.blocks, path, entry.nbytes)))
     return files, notes
 
 
 def _matches(path: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch(path, pattern) for pattern in patterns)
-
-
-def _blocks(opened: Opened, path: str, nbytes: int) -> Iterator[memoryview]:
-    block = memoryview(bytearray(min(nbytes, _READ_BYTES)))
-    for start in range(0, nbytes, _READ_BYTES):
-        view = block[: min(_READ_BYTES, nbytes - start)]
-        opened.store.read(opened.at, path, start, start + len(view), view)
-        yield view
 
 
 def _in_memory(path: str, data: bytes, *, default: bool = False) -> OutFile:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hubshard.errors import ConflictError, FormatError, NotFoundError
+from hubshard.errors import FormatError, NotFoundError
 from hubshard.events import Event, OnEvent, ignore
 from hubshard.index import check_variant
 from hubshard.plan import ShardPlan
@@ -17,6 +17,7 @@ from hubshard.publish.outgoing import Layout, Outgoing, from_memory, from_store
 from hubshard.publish.session import Session
 from hubshard.sizes import parse_size
 from hubshard.sources.dtypes import parse_float_dtype
+from hubshard.store.commit import check_head
 from hubshard.store.hub import HubStore
 from hubshard.store.opening import open_target
 
@@ -191,6 +192,5 @@ def _base(store: HubStore, revision: str, *, private: bool | None, expected_head
     head = store.head(revision) or store.head("main")
     if head is None:
         raise NotFoundError(f"{store.repo_id} has no branch main to start {revision!r} from")
-    if expected_head is not None and not (len(expected_head) >= 7 and head.commit.startswith(expected_head)):
-        raise ConflictError(f"{store.repo_id}@{revision} is at {head.commit}, not at {expected_head}")
+    check_head(head, expected_head)
     return head

@@ -1,0 +1,139 @@
+"""`verify`: is every file what its store, or another one, promises, and is the checkpoint whole?"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from hubshard.digests import can_verify, content_id, new_hash
+from hubshard.engine import run
+from hubshard.errors import HubshardError
+from hubshard.events import Event, OnEvent, ignore
+from hubshard.protocols import Entry
+from hubshard.sources.safetensors import SafetensorsSource
+from hubshard.store.opening import Opened, open_target
+
+__all__ = ["Problem", "Verification", "verify"]
+
+_READ_BYTES = 8 * 2**20
+_WORKERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is not as it should be.
+
+    Attributes:
+        path: the file, or "" for the checkpoint as a whole.
+        what: in a sentence.
+    """
+
+    path: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was checked, and what was found.
+
+    Attributes:
+        commit: the revision that was read.
+        files: how many files were read in full and hashed.
+        unknown: files whose hash nobody promises; their sizes and headers alone were checked.
+        tensors: how many tensors the headers hold.
+        nbytes: bytes of all files (bytes).
+        problems: none when all is well.
+    """
+
+    commit: str
+    files: int
+    unknown: int
+    tensors: int
+    nbytes: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+def verify(
+    target: str | os.PathLike[str],
+    *,
+    against: str | os.PathLike[str] | None = None,
+    revision: str | None = None,
+    variant: str | None = None,
+    token: str | bool | None = None,
+    endpoint: str | None = None,
+    on_event: OnEvent = ignore,
+) -> Verification:
+    """Read every file of a checkpoint once, and check its size, its hash, and every tensor of the index.
+
+    Hashes are those that the store promises: the Hub knows the hash of each file, a directory does not, and is checked
+    against a repo that does.
+
+    Args:
+        target: a directory, a file, `org/name[@revision]` or `hf://org/name[@revision]`.
+        against: a repo, or a directory, whose files `target` must equal; files that only `target` has are fine.
+        revision: of a repo; None for main, or what `target` says.
+        variant: as in `model.fp16.safetensors`.
+        token: for the Hub; None for the one that is logged in.
+        endpoint: of the Hub; None for the usual one.
+        on_event: is told of bytes read.
+
+    Raises:
+        NotFoundError: no such path, repo or revision.
+        FormatError: a target that names nothing.
+    """
+    opened = open_target(target, revision=revision, token=token, endpoint=endpoint)
+    other = None if against is None else open_target(against, token=token, endpoint=endpoint)
+    entries = list(opened.store.list(opened.at))
+    on_event(Event("verify", "start", path=str(target), nbytes=sum(entry.nbytes for entry in entries)))
+    tensors, problems = _structure(opened, variant)
+    expected = {entry.path: entry for entry in (other.store.list(other.at) if other else entries)}
+    present = {entry.path for entry in entries}
+    # what git and the Hub keep for themselves is no part of a model
+    missing = sorted(path for path in expected.keys() - present if path != ".gitattributes")
+    problems += [Problem(path, f"is missing; {against} has it") for path in missing]
+    promised = [entry for entry in entries if entry.path in expected and can_verify(expected[entry.path])]
+    checked = run(
+        promised,
+        cost=lambda entry: min(entry.nbytes, _READ_BYTES) + 1,
+        work=lambda entry: _check(opened, entry, expected[entry.path], on_event),
+        budget_bytes=_WORKERS * _READ_BYTES,
+        workers=_WORKERS,
+    )
+    problems += [problem for problem in checked if problem is not None]
+    on_event(Event("verify", "end", path=str(target)))
+    return Verification(
+        commit=opened.at.commit,
+        files=len(promised),
+        unknown=len(entries) - len(promised),
+        tensors=tensors,
+        nbytes=sum(entry.nbytes for entry in entries),
+        problems=tuple(problems),
+    )
+
+
+def _structure(opened: Opened, variant: str | None) -> tuple[int, list[Problem]]:
+    try:
+        source = SafetensorsSource(opened.store, opened.at, path=opened.path, variant=variant, workers=_WORKERS)
+    except HubshardError as error:
+        return 0, [Problem("", error.message)]
+    return len(source.specs()), []
+
+
+def _check(opened: Opened, entry: Entry, expected: Entry, on_event: OnEvent) -> Problem | None:
+    if entry.nbytes != expected.nbytes:
+        return Problem(entry.path, f"has {entry.nbytes} bytes, not {expected.nbytes}")
+    digest = new_hash(expected)
+    try:
+        for block in opened.blocks(entry.path, entry.nbytes):
+            digest.update(block)
+            on_event(Event("verify", "received", path=entry.path, nbytes=block.nbytes))
+    except HubshardError as error:
+        return Problem(entry.path, error.message)
+    if digest.hexdigest() != content_id(expected):
+        return Problem(entry.path, f"has the hash {digest.hexdigest()}, not {content_id(expected)}")
+    return None

@@ -1,0 +1,145 @@
+"""verify, diff and rollback, of directories and of repos."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.hf_api import RepoFile
+from safetensors.numpy import save_file
+
+import hubshard
+from hubshard.errors import ConflictError, NotFoundError
+
+if TYPE_CHECKING:
+    from tests.conftest import Hub
+
+TOKEN = "hf_test"
+
+
+def weights(seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(seed)
+    return {f"layers.{i}.weight": rng.standard_normal((64, 64), dtype=np.float32) for i in range(6)}
+
+
+class Lab:
+    """A repo with one model in three shards, and our functions on its Hub."""
+
+    def __init__(self, hub: Hub, repo_id: str) -> None:
+        self.hub = hub
+        self.repo_id = repo_id
+        self.api = HfApi(endpoint=hub.url, token=TOKEN)
+        self.first = self.push(weights())
+
+    def push(self, source: Any, **options: Any) -> hubshard.Published:
+        options = {"max_shard_size": "40kB"} | options
+        return hubshard.push_to_hub(source, self.repo_id, endpoint=self.hub.url, token=TOKEN, **options)
+
+    def verify(self, target: Any, **options: Any) -> hubshard.Verification:
+        return hubshard.verify(target, endpoint=self.hub.url, token=TOKEN, **options)
+
+    def diff(self, a: Any, b: Any) -> hubshard.Difference:
+        return hubshard.diff(a, b, endpoint=self.hub.url, token=TOKEN)
+
+    def rollback(self, **options: Any) -> hubshard.RolledBack:
+        return hubshard.rollback(self.repo_id, endpoint=self.hub.url, token=TOKEN, **options)
+
+    def tree(self, revision: str) -> dict[str, str]:
+        entries = self.api.list_repo_tree(self.repo_id, revision=revision, recursive=True)
+        return {entry.path: entry.blob_id for entry in entries if isinstance(entry, RepoFile)}
+
+    def copy(self, folder: Path) -> Path:
+        """Of the head, by the plain client."""
+        self.api.snapshot_download(self.repo_id, local_dir=folder)
+        shutil.rmtree(folder / ".cache", ignore_errors=True)
+        return folder
+
+
+@pytest.fixture
+def lab(module_hub: Hub, request: pytest.FixtureRequest) -> Lab:
+    return Lab(module_hub, f"lab/{request.node.name.replace('_', '-')[:80].strip('-[]')}")
+
+
+def test_a_repo_and_its_copy_verify(lab: Lab, tmp_path: Path) -> None:
+    remote = lab.verify(f"hf://{lab.repo_id}")
+    assert remote.ok
+    assert (remote.tensors, remote.unknown) == (6, 0)
+    local = lab.verify(lab.copy(tmp_path / "copy"), against=f"hf://{lab.repo_id}")
+    assert local.ok
+    assert local.files == remote.files
+    unaided = lab.verify(tmp_path / "copy")
+    assert unaided.ok
+    assert (unaided.files, unaided.unknown) == (0, remote.files)
+
+
+def test_every_damage_to_a_copy_is_named(lab: Lab, tmp_path: Path) -> None:
+    copy = lab.copy(tmp_path / "copy")
+    shards = sorted(copy.glob("*.safetensors"))
+    flipped = bytearray(shards[0].read_bytes())
+    flipped[-1] ^= 1
+    shards[0].write_bytes(flipped)
+    shards[1].write_bytes(shards[1].read_bytes()[:-5])
+    shards[2].unlink()
+    found = lab.verify(copy, against=f"hf://{lab.repo_id}")
+    assert not found.ok
+    assert {shard.name for shard in shards} <= {problem.path for problem in found.problems}
+    assert any(problem.path == "" and shards[2].name in problem.what for problem in found.problems)
+
+
+def test_what_is_not_there_cannot_be_verified(lab: Lab, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="nothing-here"):
+        lab.verify(tmp_path / "nothing-here")
+
+
+def test_a_diff_names_what_was_added_removed_reshaped_and_changed(lab: Lab, tmp_path: Path) -> None:
+    new = weights()
+    del new["layers.0.weight"]
+    new["layers.1.weight"] = new["layers.1.weight"].astype(np.float16)
+    new["layers.2.weight"] = new["layers.2.weight"] + 1
+    new["head.weight"] = np.ones((3, 3), np.float32)
+    save_file(new, tmp_path / "model.safetensors")
+    found = lab.diff(f"hf://{lab.repo_id}", tmp_path)
+    assert found.added == ("head.weight",)
+    assert found.removed == ("layers.0.weight",)
+    assert list(found.reshaped) == ["layers.1.weight"]
+    assert found.changed == ("layers.2.weight",)
+    assert found.same == 3
+    assert not found.is_empty
+
+
+def test_files_of_one_hash_are_not_read_again(lab: Lab) -> None:
+    new = weights()
+    new["layers.5.weight"] = new["layers.5.weight"] + 1
+    lab.push(new)
+    found = lab.diff(f"hf://{lab.repo_id}@{lab.first.commit}", f"hf://{lab.repo_id}")
+    assert found.changed == ("layers.5.weight",)
+    assert found.same == 5
+    assert found.nbytes_read <= 2 * 64 * 64 * 4  # of the one shard that differs
+
+
+def test_a_rollback_shows_the_old_tree_and_sends_no_weights(lab: Lab) -> None:
+    before = lab.tree(str(lab.first.commit))
+    lab.push(weights(1), max_shard_size="5GB")
+    lab.api.upload_file(path_or_fileobj=b"x", path_in_repo="later.txt", repo_id=lab.repo_id)
+    lab.hub.reset_counters()
+    done = lab.rollback(to=lab.first.commit)
+    assert done.changed
+    assert "later.txt" in done.removed
+    assert lab.tree("main") == before
+    assert lab.api.list_repo_commits(lab.repo_id)[0].commit_id == done.commit
+    assert len(lab.api.list_repo_commits(lab.repo_id)) == 5
+    counted = lab.hub.counters(f"models/{lab.repo_id}")
+    assert counted["xet_received"] == counted["lfs_received"] == 0
+    assert lab.rollback(to=str(lab.first.commit)).changed is False
+
+
+def test_a_rollback_needs_a_revision_and_the_expected_head(lab: Lab) -> None:
+    with pytest.raises(NotFoundError, match="no-such"):
+        lab.rollback(to="no-such")
+    second = lab.push(weights(1))
+    with pytest.raises(ConflictError, match=str(second.commit)):
+        lab.rollback(to=lab.first.commit, expected_head=lab.first.commit)
