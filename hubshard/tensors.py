@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from hubshard.errors import FormatError
 
-__all__ = ["DTYPE_BITS", "MAX_DIMENSIONS", "Box", "TensorSpec", "dtype_bits", "dtype_code"]
+__all__ = ["DTYPE_BITS", "MAX_DIMENSIONS", "Box", "TensorSpec", "dtype_bits"]
 
 MAX_DIMENSIONS = 64
 """Most dimensions of a tensor: numpy and torch take no more."""
@@ -60,49 +60,6 @@ def dtype_bits(dtype: str, *, tensor: str) -> int:
             hint=f"cast it to one of {', '.join(DTYPE_BITS)}",
         )
     return bits
-
-
-_CODES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-    "int16": "I16",
-    "uint32": "U32",
-    "int32": "I32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float16": "F16",
-    "half": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float": "F32",
-    "float64": "F64",
-    "double": "F64",
-    "complex64": "C64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-}
-
-
-def dtype_code(dtype: object) -> str | None:
-    """The safetensors code of a dtype as people and frameworks write it: "BF16", "bfloat16", `torch.bfloat16`.
-
-    None stays None.
-
-    Raises:
-        FormatError: the dtype is none that safetensors can store.
-    """
-    if dtype is None:
-        return None
-    text = str(dtype).removeprefix("torch.")
-    code = _CODES.get(text.lower(), text.upper())
-    if code not in DTYPE_BITS:
-        raise FormatError(f"{text!r} is no dtype that safetensors can store", hint=f"one of {', '.join(DTYPE_BITS)}")
-    return code
 
 
 @dataclass(frozen=True, slots=True)

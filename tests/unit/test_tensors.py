@@ -7,12 +7,11 @@ import json
 import numpy as np
 import pytest
 import safetensors
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubshard.errors import FormatError
-from hubshard.tensors import DTYPE_BITS, Box, TensorSpec, dtype_code
+from hubshard.tensors import DTYPE_BITS, Box, TensorSpec
 
 SHAPES = st.lists(st.integers(0, 6), max_size=4).map(tuple)
 
@@ -142,28 +141,3 @@ def test_a_dtype_that_safetensors_lacks_is_refused_with_the_names_of_tensor_and_
 def test_packed_elements_that_do_not_fill_whole_bytes_are_refused() -> None:
     with pytest.raises(FormatError, match="'w': 3 elements of F4"):
         _ = TensorSpec("w", "F4", (3,)).nbytes
-
-
-@pytest.mark.parametrize(
-    ("written", "code"),
-    [
-        ("BF16", "BF16"),
-        ("bf16", "BF16"),
-        ("bfloat16", "BF16"),
-        (torch.bfloat16, "BF16"),
-        ("torch.float32", "F32"),
-        ("half", "F16"),
-        (torch.float8_e4m3fn, "F8_E4M3"),
-        (np.dtype("int64"), "I64"),
-        ("bool", "BOOL"),
-        (None, None),
-    ],
-)
-def test_dtypes_are_understood_as_people_and_frameworks_write_them(written: object, code: str | None) -> None:
-    assert dtype_code(written) == code
-
-
-@pytest.mark.parametrize("written", ["float128", "", "int4", torch.complex128, 16])
-def test_other_dtypes_are_refused(written: object) -> None:
-    with pytest.raises(FormatError, match="no dtype that safetensors can store"):
-        dtype_code(written)
