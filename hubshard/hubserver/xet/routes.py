@@ -84,8 +84,9 @@ def _token_handler(kind: str, scope: Scope) -> Callable[[Call], Response]:
         if repo is None:
             raise repo_not_found(anonymous=principal.name is None)
         if scope == "write":
-            # Whoever opens a pull request does not know its number yet and names the revision None.
-            contribute = params["revision"] == "None" or params["revision"].startswith("refs/pr/")
+            # Whoever opens a pull request does not know its number yet: the client says create_pr, or names None.
+            known = params["revision"].startswith("refs/pr/")
+            contribute = known or call.flag("create_pr") or params["revision"] == "None"
             require_write(principal, repo, contribute=contribute)
         else:
             require_read(principal, repo)
