@@ -23,7 +23,9 @@ from hubshard.events import Event, OnEvent
 if TYPE_CHECKING:
     from hubshard.fetch import pull
     from hubshard.history import RolledBack, rollback
-    from hubshard.lazy import Checkpoint, LazyTensor, LoadReport, load_into, open_checkpoint
+    from hubshard.integrations.mixin import ShardedHubMixin
+    from hubshard.integrations.mixin import ShardedHubMixin
+    from hubshard.lazy import Checkpoint, LazyTensor, LoadReport, from_pretrained, load_into, open_checkpoint
     from hubshard.publish import Published, push_to_hub
     from hubshard.report import Difference, Problem, Verification, diff, verify
 
@@ -43,11 +45,13 @@ __all__ = [
     "Problem",
     "Published",
     "RolledBack",
+    "ShardedHubMixin",
     "StoreError",
     "UnsafeFormatError",
     "Verification",
     "__version__",
     "diff",
+    "from_pretrained",
     "load_into",
     "open_checkpoint",
     "pull",
@@ -66,8 +70,12 @@ _HOME = {
     "Problem": "hubshard.report",
     "Published": "hubshard.publish",
     "RolledBack": "hubshard.history",
+    "ShardedHubMixin": "hubshard.integrations.mixin",
+    "ShardedHubMixin": "hubshard.integrations.mixin",
     "Verification": "hubshard.report",
     "diff": "hubshard.report",
+    "from_pretrained": "hubshard.lazy",
+    "from_pretrained": "hubshard.lazy",
     "load_into": "hubshard.lazy",
     "open_checkpoint": "hubshard.lazy",
     "pull": "hubshard.fetch",

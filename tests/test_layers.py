@@ -22,8 +22,8 @@ LAYERS = {
     2: {"plan", "reads", "engine", "shardfile", "digests"},
     3: {"store", "sources"},
     4: {"publish", "fetch", "lazy", "history", "convert", "report", "resume"},
-    5: {"cli", "integrations", "dcp", "__init__"},
-    6: {"__main__"},
+    5: {"cli", "integrations", "dcp"},
+    6: {"__init__", "__main__"},
 }
 LEVEL_LAYERS = {0, 1, 2}
 APART = {"hubserver": 1}
