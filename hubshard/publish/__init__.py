@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from hubshard.publish.push import Published, push_to_hub
+from hubshard.publish.staging import abandon, staging_branches
 
-__all__ = ["Published", "push_to_hub"]
+__all__ = ["Published", "abandon", "push_to_hub", "staging_branches"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hubshard.errors import FormatError, NotFoundError
+from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError
 from hubshard.events import Event, OnEvent, ignore
 from hubshard.index import check_variant
 from hubshard.plan import ShardPlan
@@ -19,6 +19,7 @@ from hubshard.sizes import parse_size
 from hubshard.sources.dtypes import parse_float_dtype
 from hubshard.store.commit import check_head
 from hubshard.store.hub import HubStore
+from hubshard.store.hub_client import Token
 from hubshard.store.opening import open_target
 
 __all__ = ["Published", "push_to_hub"]
@@ -80,7 +81,7 @@ def push_to_hub(
     staging: Literal["branch", "none"] = "branch",
     staging_batch_size: int | str = "256MB",
     dry_run: bool = False,
-    token: str | None = None,
+    token: Token = None,
     endpoint: str | None = None,
     on_event: OnEvent = ignore,
 ) -> Published:
@@ -90,9 +91,8 @@ def push_to_hub(
     machine. The commit also removes the weight files of the same variant that the new index does not name.
 
     Args:
-        source: a directory or file of safetensors, `org/name[@revision]` of another repo, a state dict, an `nn.Module`,
-            a
-            transformers model, or a `Source`.
+        source: a directory or file of safetensors, `org/name[@revision]` of another repo, a state dict, an
+            `nn.Module`, a transformers model, or a `Source`.
         repo_id: "org/name"; made if it does not exist.
         revision: branch to publish to; made from main if it does not exist.
         max_shard_size: bound per shard, header included: bytes, or as in "5GB", "512MiB".
@@ -108,11 +108,11 @@ def push_to_hub(
         include: patterns of a directory's files that go along, all by default.
         exclude: patterns of files that stay.
         staging: "branch" keeps finished shards on a staging branch, so that a killed run goes on anywhere; "none" shows
-            nothing
-            of them until the end.
+            nothing of them until the end.
         staging_batch_size: how much may wait for a commit on that branch.
         dry_run: plan and check only.
-        token: as in huggingface_hub; its login by default.
+        token: as in huggingface_hub, its login by default; or a function that is asked before each request, for tokens
+            that expire while a publish runs.
         endpoint: of the Hub; HF_ENDPOINT by default.
         on_event: is told of every step.
 
@@ -137,17 +137,22 @@ def push_to_hub(
     if dry_run:
         return Published(None, None, None, None, outgoing.plan, changed=False, total_bytes=outgoing.nbytes)
     store = HubStore(repo_id, token=token, endpoint=endpoint)
-    base = _base(store, revision, private=private, expected_head=expected_head)
-    session = Session(store, outgoing, revision, base, on_event)
-    staged = session.stage(batch_bytes if staging == "branch" else None)
+    base = _base(store, revision, private=private)
+    session = Session(store, outgoing, revision, base, on_event, create_pr=create_pr)
+    overtaken = _check_head(session, base, expected_head)
     title = message or f"Publish {len(outgoing.plan.shards)} shard(s) with hubshard"
-    commit, change = session.commit(
-        staged, title, create_pr=create_pr, may_rebase=expected_head is None, tag=None if move_tag else tag
-    )
-    session.verify(commit, staged, change)
-    if tag:
-        store.tag(tag, commit, title, exist_ok=True, move=move_tag)
-        on_event(Event("publish", "tag", path=tag, detail=commit.commit))
+    try:
+        staged = session.stage(batch_bytes if staging == "branch" else None)
+        commit, change = session.commit(
+            staged, title, overtaken=overtaken, may_rebase=expected_head is None, tag=None if move_tag else tag
+        )
+        session.verify(commit, staged, change)
+        if tag:
+            store.tag(tag, commit, title, exist_ok=True, move=move_tag)
+            on_event(Event("publish", "tag", path=tag, detail=commit.commit))
+    except HubshardError:
+        session.tell_what_is_left()
+        raise
     session.close()
     sent = sum(item.nbytes_sent for item in change.add)
     on_event(Event("publish", "end", path=repo_id, nbytes=sent, detail=commit.commit))
@@ -172,7 +177,7 @@ def _collect(
     include: Sequence[str],
     exclude: Sequence[str],
     *,
-    token: str | None,
+    token: Token,
     endpoint: str | None,
 ) -> Outgoing:
     if not isinstance(source, str | Path):
@@ -181,7 +186,22 @@ def _collect(
     return from_store(opened, layout, include=include, exclude=exclude)
 
 
-def _base(store: HubStore, revision: str, *, private: bool | None, expected_head: str | None) -> Revision:
+def _check_head(session: Session, head: Revision, expected: str | None) -> ConflictError | None:
+    """Refuse a branch that is not where it should be, at once; a commit of this very publish may be there already.
+
+    Returns:
+        What to raise if the head turns out to differ from what is published.
+    """
+    try:
+        check_head(head, expected)
+    except ConflictError as error:
+        if not session.is_ours(head):
+            raise
+        return error
+    return None
+
+
+def _base(store: HubStore, revision: str, *, private: bool | None) -> Revision:
     if not store.repo_exists():
         store.create_repo(private=private, exist_ok=True)
     elif private is not None and store.is_private() != private:
@@ -192,5 +212,4 @@ def _base(store: HubStore, revision: str, *, private: bool | None, expected_head
     head = store.head(revision) or store.head("main")
     if head is None:
         raise NotFoundError(f"{store.repo_id} has no branch main to start {revision!r} from")
-    check_head(head, expected_head)
     return head

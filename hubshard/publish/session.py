@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from hubshard.engine import run
-from hubshard.errors import ConflictError, IntegrityError
+from hubshard.errors import ConflictError, IntegrityError, StoreError
 from hubshard.events import Event, OnEvent
 from hubshard.index import is_weight_file
 from hubshard.protocols import Buffer, Entry, Revision, Staged
 from hubshard.publish.outgoing import OutFile, Outgoing
-from hubshard.publish.staging import StagingBranch, staging_branch
+from hubshard.publish.staging import StagingBranch, publish_key, staging_branch
 from hubshard.store.hub import HubStore
 
 __all__ = ["Change", "Session"]
@@ -48,13 +48,25 @@ class Change:
 class Session:
     """The steps of one publish, in order: `stage`, `commit`, `verify`, `close`."""
 
-    def __init__(self, store: HubStore, outgoing: Outgoing, revision: str, base: Revision, on_event: OnEvent) -> None:
+    def __init__(
+        self,
+        store: HubStore,
+        outgoing: Outgoing,
+        revision: str,
+        base: Revision,
+        on_event: OnEvent,
+        *,
+        create_pr: bool = False,
+    ) -> None:
         self._store = store
         self._outgoing = outgoing
         self._revision = revision
         self._base = base
         self._on_event = on_event
+        self._create_pr = create_pr
+        self._key = publish_key(outgoing.plan, repo_id=store.repo_id, revision=revision)
         self._staging: StagingBranch | None = None
+        self._is_staging_refused = False
 
     def stage(self, batch_bytes: int | None) -> Sequence[Staged]:
         """Make all content durable in the Hub, invisible to readers of the target.
@@ -65,11 +77,17 @@ class Session:
         tree = _by_path(self._store.list(self._base))
         found: Mapping[str, Entry] = {}
         if batch_bytes is not None:
-            name = staging_branch(self._outgoing.plan, repo_id=self._store.repo_id, revision=self._revision)
             self._staging = StagingBranch(
-                self._store, name, base=self._base, batch_bytes=batch_bytes, batch_seconds=_BATCH_SECONDS
+                self._store,
+                staging_branch(self._revision, self._key),
+                base=self._base,
+                batch_bytes=batch_bytes,
+                batch_seconds=_BATCH_SECONDS,
             )
             found = self._staging.found()
+            if self._staging.is_there:
+                detail = f"{len(found)} file(s) are there from an earlier run"
+                self._tell("staging", self._staging.name, sum(entry.nbytes for entry in found.values()), detail=detail)
         results = run(
             [file for file in self._outgoing.all_files if not (file.default and file.path in tree)],
             cost=lambda file: min(file.nbytes, _STREAM_BYTES) + 1,
@@ -87,11 +105,26 @@ class Session:
             self._tell("skipped", file.path, file.nbytes)
             return Staged(file.path, file.nbytes, sha256)
         data = partial(self._told, file)
-        staged = self._store.stage(self._revision, file.path, data, nbytes=file.nbytes, sha256=sha256)
-        if self._staging is not None and (file in self._outgoing.shards or file.nbytes >= _STAGED_FILE_BYTES):
-            self._staging.add(staged)
+        staged = self._store.stage(
+            self._revision, file.path, data, nbytes=file.nbytes, sha256=sha256, create_pr=self._create_pr
+        )
+        if file in self._outgoing.shards or file.nbytes >= _STAGED_FILE_BYTES:
+            self._keep(staged)
         self._tell("staged", file.path, staged.nbytes_sent)
         return staged
+
+    def _keep(self, staged: Staged) -> None:
+        if self._staging is None or self._is_staging_refused:
+            return
+        try:
+            if self._staging.add(staged):
+                self._tell("staging", self._staging.name, detail=f"keeps all that is finished, {staged.path} last")
+        except StoreError as error:
+            if not self._create_pr or error.retryable:
+                raise
+            self._is_staging_refused = True  # who may only propose makes no branches
+            detail = f"no staging branch can be made, so a run that is killed will start again: {error}"
+            self._tell("warning", self._staging.name, detail=detail)
 
     def _told(self, file: OutFile) -> Iterator[Buffer]:
         for buffer in file.data():
@@ -99,7 +132,13 @@ class Session:
             self._tell("sent", file.path, memoryview(buffer).nbytes)
 
     def commit(
-        self, staged: Sequence[Staged], title: str, *, create_pr: bool, may_rebase: bool, tag: str | None
+        self,
+        staged: Sequence[Staged],
+        title: str,
+        *,
+        overtaken: ConflictError | None,
+        may_rebase: bool,
+        tag: str | None,
     ) -> tuple[Revision, Change]:
         """Show everything in one commit; none where the tree is already as it should be.
 
@@ -108,7 +147,7 @@ class Session:
         Args:
             staged: what `stage` gave.
             title: first line of the message.
-            create_pr: open a pull request rather than move the branch.
+            overtaken: raised if there is anything to commit.
             may_rebase: whether another parent than the one first seen will do.
             tag: must not name another commit already.
 
@@ -121,13 +160,15 @@ class Session:
             if not change.paths:
                 self._check_tag(tag, head)
                 return head, change
+            if overtaken is not None:
+                raise overtaken
             self._check_tag(tag, None)
             try:
-                return self._commit_once(head, change, title, create_pr=create_pr), change
+                return self._commit_once(head, change, title), change
             except ConflictError as error:
                 if not may_rebase:
                     raise
-                head = self._rebased(head, change, error)
+                head = self._rebased(head, staged, change, error)
         raise ConflictError(
             f"{self._revision} moved {_COMMIT_ATTEMPTS} times while we committed", hint="publish again when it is quiet"
         )
@@ -145,23 +186,23 @@ class Session:
                 f"the tag {tag!r} is on commit {there} already", hint="choose another tag, or ask for it to be moved"
             )
 
-    def _commit_once(self, head: Revision, change: Change, title: str, *, create_pr: bool) -> Revision:
-        if head.branch != self._revision and not create_pr:
+    def _commit_once(self, head: Revision, change: Change, title: str) -> Revision:
+        if head.branch != self._revision and not self._create_pr:
             self._store.create_branch(self._revision, head)
         commit = self._store.commit(
-            head.branch if create_pr else self._revision,
+            head.branch if self._create_pr else self._revision,
             parent=Revision(self._revision, head.commit),
             add=change.add,
             remove=change.remove,
             message=title,
-            publish_id=uuid.uuid4().hex,
-            create_pr=create_pr,
+            publish_id=f"{self._key}-{uuid.uuid4().hex}",
+            create_pr=self._create_pr,
         )
         self._tell("commit", commit.branch, sum(staged.nbytes for staged in change.add), detail=commit.commit)
         return commit
 
-    def _rebased(self, head: Revision, change: Change, error: ConflictError) -> Revision:
-        # another parent will do if whoever moved the branch left our files alone
+    def _rebased(self, head: Revision, staged: Sequence[Staged], change: Change, error: ConflictError) -> Revision:
+        # another parent will do if whoever moved the branch left our files alone, or made them what we wanted
         fresh = self._store.head(self._revision)
         if fresh is None or fresh.commit == head.commit:
             raise error
@@ -169,7 +210,7 @@ class Session:
         changed = {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
         mine = change.paths | {file.path for file in self._outgoing.all_files}
         theirs = {path for path in changed if path in mine or is_weight_file(path, variant=self._outgoing.plan.variant)}
-        if theirs:
+        if theirs and self._change(staged, now).paths:
             raise ConflictError(
                 f"{error.message}; it changed {', '.join(sorted(theirs)[:10])}, which this publish changes too",
                 hint="look at the new head, then publish again",
@@ -195,8 +236,20 @@ class Session:
 
     def close(self) -> None:
         """Drop the staging branch: its work is done."""
-        if self._staging is not None:
-            self._staging.drop()
+        if self._staging is not None and self._staging.drop():
+            self._tell("staging", self._staging.name, detail="dropped")
+
+    def tell_what_is_left(self) -> None:
+        """Name the staging branch of a publish that failed."""
+        if self._staging is not None and self._staging.is_there:
+            detail = (
+                "keeps what was finished: the same publish, run again, goes on from there; to give it up, abandon it"
+            )
+            self._tell("warning", self._staging.name, detail=detail)
+
+    def is_ours(self, head: Revision) -> bool:
+        """Whether a commit was made by a publish of the same plan to the same branch."""
+        return (self._store.publish_id_of(head) or "").startswith(f"{self._key}-")
 
     def _tell(self, kind: str, path: str, nbytes: int = 0, *, detail: str = "") -> None:
         self._on_event(Event("publish", kind, path=path, nbytes=nbytes, detail=detail))

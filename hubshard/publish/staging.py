@@ -1,28 +1,32 @@
 """The staging branch: where a publish keeps its finished shards, so that a run killed anywhere goes on, on any machine.
 
-Its name depends on what is published and where (`staging_branch`), so that a second run finds what the first one left.
-Shards lie in its folder `staged/` under their final names; a final commit never names them there, only the sha256 that
-its own run computed.
+Its name is `hubshard/staging/<target branch>/<key>`, where the key depends on the repo, the target and the shard plan,
+so that a second run finds what the first one left. Shards lie in its folder `staged/` under their final names; a
+final commit never names them there, only the sha256 that its own run computed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from hubshard.errors import ConflictError, NotFoundError
 from hubshard.plan import ShardPlan
 from hubshard.protocols import Entry, Revision, Staged, Store
+from hubshard.store.hub import HubStore
+from hubshard.store.hub_client import Token
 
-__all__ = ["BranchingStore", "StagingBranch", "staging_branch"]
+__all__ = ["BranchingStore", "StagingBranch", "abandon", "publish_key", "staging_branch", "staging_branches"]
 
-PREFIX = "hubshard/staging/"
+_PREFIX = "hubshard/staging/"
 _FOLDER = "staged/"
 _ATTEMPTS = 5
+_LONGEST_PAUSE_SECONDS = 2.0
 
 
 class BranchingStore(Store, Protocol):
@@ -35,12 +39,69 @@ class BranchingStore(Store, Protocol):
         """Drop a branch; nothing happens where there is none."""
 
 
-def staging_branch(plan: ShardPlan, *, repo_id: str, revision: str) -> str:
-    """Name of the branch on which this plan is staged for this target."""
+def publish_key(plan: ShardPlan, *, repo_id: str, revision: str) -> str:
+    """What all publishes of this plan to this target have in common, whatever the content: 16 hex digits."""
     key = hashlib.sha256(f"{repo_id}\n{revision}\n{plan.variant}\n".encode())
     for shard in plan.shards:
         key.update(f"{shard.path}\n".encode() + shard.header)
-    return PREFIX + key.hexdigest()[:16]
+    return key.hexdigest()[:16]
+
+
+def staging_branch(revision: str, key: str) -> str:
+    """Name of the branch on which a publish with this key, to the branch `revision`, is staged."""
+    return f"{_PREFIX}{revision}/{key}"
+
+
+def staging_branches(
+    repo_id: str, *, revision: str | None = None, token: Token = None, endpoint: str | None = None
+) -> tuple[str, ...]:
+    """The staging branches of a repo: of publishes that run now, or were killed, or failed.
+
+    Args:
+        repo_id: "org/name".
+        revision: only those of publishes to this branch.
+        token: as in huggingface_hub; its login by default.
+        endpoint: of the Hub; HF_ENDPOINT by default.
+
+    Raises:
+        NotFoundError: no such repo.
+        StoreError: the Hub refused or failed.
+    """
+    return _of_target(HubStore(repo_id, token=token, endpoint=endpoint).branches(), revision)
+
+
+def abandon(
+    repo_id: str, *, revision: str | None = None, token: Token = None, endpoint: str | None = None
+) -> tuple[str, ...]:
+    """Drop staging branches: what killed or failed publishes had finished is given up, and sent again by the next one.
+
+    A publish that still runs is not harmed; it makes its branch anew.
+
+    Args:
+        repo_id: "org/name".
+        revision: only those of publishes to this branch.
+        token: as in huggingface_hub, with write access; its login by default.
+        endpoint: of the Hub; HF_ENDPOINT by default.
+
+    Returns:
+        The names of the branches that were dropped.
+
+    Raises:
+        NotFoundError: no such repo.
+        StoreError: the Hub refused or failed.
+    """
+    store = HubStore(repo_id, token=token, endpoint=endpoint)
+    names = _of_target(store.branches(), revision)
+    for name in names:
+        store.delete_branch(name)
+    return names
+
+
+def _of_target(branches: Iterable[str], revision: str | None) -> tuple[str, ...]:
+    found = sorted(name for name in branches if name.startswith(_PREFIX))
+    if revision is None:
+        return tuple(found)
+    return tuple(name for name in found if name.rpartition("/")[0] == f"{_PREFIX}{revision}")
 
 
 class StagingBranch:
@@ -48,43 +109,64 @@ class StagingBranch:
 
     Thread-safe. Commits when `batch_bytes` have gathered or the oldest has waited `batch_seconds`, so that little is
     lost and few commits are made.
+
+    Attributes:
+        name: of the branch.
     """
 
     def __init__(
-        self, store: BranchingStore, name: str, *, base: Revision, batch_bytes: int, batch_seconds: float
+        self,
+        store: BranchingStore,
+        name: str,
+        *,
+        base: Revision,
+        batch_bytes: int,
+        batch_seconds: float,
     ) -> None:
         self.name = name
         self._store = store
         self._base = base
         self._batch_bytes = batch_bytes
         self._batch_seconds = batch_seconds
+        self._is_there = False
         self._lock = threading.Lock()
         self._waiting: list[Staged] = []
         self._since = 0.0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the branch exists, as far as this run has seen."""
+        return self._is_there
 
     def found(self) -> Mapping[str, Entry]:
         """What earlier runs left, by final path."""
         head = self._store.head(self.name)
         if head is None:
             return {}
-        entries = self._store.list(head)
+        try:
+            entries = self._store.list(head)
+        except NotFoundError:  # dropped since we looked, by another run of the same publish
+            return {}
+        self._is_there = True
         return {e.path.removeprefix(_FOLDER): e for e in entries if e.path.startswith(_FOLDER)}
 
-    def add(self, staged: Staged) -> None:
-        """Take a finished shard; commits it, now or with the next ones."""
+    def add(self, staged: Staged) -> bool:
+        """Take a finished shard; commits it, now or with the next ones. Whether a commit was made."""
         with self._lock:
             if not self._waiting:
                 self._since = time.monotonic()
             self._waiting.append(staged)
             waited = time.monotonic() - self._since
-            if sum(s.nbytes for s in self._waiting) >= self._batch_bytes or waited >= self._batch_seconds:
-                self._flush()
+            is_due = sum(s.nbytes for s in self._waiting) >= self._batch_bytes or waited >= self._batch_seconds
+            return is_due and self._flush()
 
-    def drop(self) -> None:
-        """Remove the branch: its work is done."""
-        self._store.delete_branch(self.name)
+    def drop(self) -> bool:
+        """Remove the branch, its work done; whether there was one."""
+        if self._is_there:
+            self._store.delete_branch(self.name)
+        return self._is_there
 
-    def _flush(self) -> None:
+    def _flush(self) -> bool:
         batch = [Staged(_FOLDER + s.path, s.nbytes, s.sha256, s.receipt) for s in self._waiting]
         title = f"Stage {', '.join(s.path for s in self._waiting)}"
         for attempt in range(1, _ATTEMPTS + 1):
@@ -96,9 +178,12 @@ class StagingBranch:
             except (ConflictError, NotFoundError):
                 if attempt == _ATTEMPTS:
                     raise
+                time.sleep(random.uniform(0, _LONGEST_PAUSE_SECONDS * attempt / _ATTEMPTS))  # noqa: S311  not in step
             else:
+                self._is_there = True
                 self._waiting.clear()
-                return
+                return True
+        raise AssertionError("unreachable: the last attempt raises or returns")
 
     def _head(self) -> Revision:
         return self._store.head(self.name) or self._store.create_branch(self.name, self._base)

@@ -6,12 +6,16 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hubshard.errors import FormatError, NotFoundError
 from hubshard.protocols import Reader, Revision
 from hubshard.store.local import LocalStore
 from hubshard.store.lone_file import LoneFile
 from hubshard.target import RepoTarget, parse_target
+
+if TYPE_CHECKING:
+    from hubshard.store.hub_client import Token
 
 __all__ = ["Opened", "open_path", "open_repo", "open_target"]
 
@@ -50,7 +54,7 @@ def open_target(
     target: str | os.PathLike[str],
     *,
     revision: str | None = None,
-    token: str | bool | None = None,
+    token: Token = None,
     endpoint: str | None = None,
 ) -> Opened:
     """The revision that `target` names: a directory, a file, `org/name[@revision]` or `hf://org/name[@revision]`.
@@ -84,7 +88,7 @@ def open_path(path: Path) -> Opened:
     return Opened(store, at, named)
 
 
-def open_repo(target: RepoTarget, *, revision: str | None, token: str | bool | None, endpoint: str | None) -> Opened:
+def open_repo(target: RepoTarget, *, revision: str | None, token: Token, endpoint: str | None) -> Opened:
     """A repo on the Hub, at the commit where its branch or tag is now.
 
     Raises:
