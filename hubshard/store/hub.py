@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from huggingface_hub.errors import RevisionNotFoundError
 
-from hubshard.errors import ConflictError, FormatError, NotFoundError, StoreError
+from hubshard.errors import ConflictError, FormatError, IntegrityError, NotFoundError, StoreError
 from hubshard.protocols import Content, Entry, Revision, Staged
 from hubshard.store.commit import Made, commit_by_rule
 from hubshard.store.hub_client import HubClient, Token
@@ -15,13 +16,15 @@ from hubshard.store.hub_commit import commit_body, history_of, made_of, pull_req
 from hubshard.store.hub_errors import status_of, translated
 from hubshard.store.hub_read import RangeReader
 from hubshard.store.hub_stage import Advice, Stager
-from hubshard.store.hub_xet import is_xet_enabled
+from hubshard.store.hub_xet_read import XetFile, XetReader
+from hubshard.store.hub_xet_session import XetSessions, is_xet_enabled
 from hubshard.store.paths import check_path
 
 __all__ = ["HubStore"]
 
 _MAIN = "main"
 _PATHS_PER_REQUEST = 500
+_XET_BYTES = 4 * 1024 * 1024
 
 
 class HubStore:
@@ -52,8 +55,10 @@ class HubStore:
         xet: bool | None = None,
     ) -> None:
         self._client = HubClient(repo_id, repo_type=repo_type, token=token, endpoint=endpoint)
-        self._stager = Stager(self._client, xet=is_xet_enabled() if xet is None else xet)
+        sessions = XetSessions() if (is_xet_enabled() if xet is None else xet) else None
+        self._stager = Stager(self._client, sessions)
         self._reader = RangeReader(self._client)
+        self._xet_reader = None if sessions is None else XetReader(self._client, sessions)
 
     def __repr__(self) -> str:
         return f"HubStore({self._client.repo!r}, endpoint={self._client.endpoint!r})"
@@ -84,13 +89,20 @@ class HubStore:
     def list(self, at: Revision) -> Sequence[Entry]:
         """All files of a revision, sorted by path; `sha256` is known of large files, `blob_id` is git's."""
         url, what = self._client.api_url("tree", at.commit), f"list the files at {at.commit[:12]}"
-        items = self._client.pages(url, what, recursive=True)
-        return sorted((_entry(item) for item in items if item["type"] == "file"), key=lambda entry: entry.path)
+        items = [item for item in self._client.pages(url, what, recursive=True) if item["type"] == "file"]
+        if self._xet_reader is not None:
+            in_xet = [item for item in items if item.get("xetHash") and item.get("lfs")]
+            files = {str(item["path"]): XetFile(str(item["xetHash"]), int(item["size"])) for item in in_xet}
+            self._xet_reader.note(at.commit, files)
+        return sorted(map(_entry, items), key=lambda entry: entry.path)
 
     def read(self, at: Revision, path: str, start: int, stop: int, into: memoryview) -> None:
-        """Fill `into` with bytes `start` to `stop` of a file; an interrupted transfer goes on where it stopped."""
+        """Fill `into` with bytes `start` to `stop` of a file; an interrupted transfer goes on where it stopped.
+
+        Ranges of 4 MiB and more of a revision that was listed come by Xet where that is on, all others by HTTP.
+        """
         position = 0
-        for piece in self._reader.stream(at.commit, path, start, stop):
+        for piece in self.stream(at, path, start, stop):
             into[position : position + len(piece)] = piece
             position += len(piece)
 
@@ -101,7 +113,16 @@ class HubStore:
             IntegrityError: the Hub delivered another range.
             StoreError: refused, or failed in vain.
         """
-        return self._reader.stream(at.commit, path, start, stop)
+        position = start
+        file = self._xet_reader.find(at.commit, path) if self._xet_reader is not None else None
+        if self._xet_reader is not None and file is not None and stop - start >= _XET_BYTES and stop <= file.nbytes:
+            with contextlib.suppress(StoreError):  # HTTP is the other route: its errors are those that are told
+                for piece in self._xet_reader.stream(at.commit, file, start, stop):
+                    position += len(piece)
+                    if position > stop:
+                        raise IntegrityError(f"{self._client.repo}: {path}: more bytes came than asked for")
+                    yield piece
+        yield from self._reader.stream(at.commit, path, position, stop)
 
     def stage(
         self,

@@ -14,6 +14,7 @@ from hubshard.store.hub_client import HubClient
 from hubshard.store.hub_errors import status_of
 from hubshard.store.hub_lfs import is_held, upload_lfs
 from hubshard.store.hub_xet import XetUploader
+from hubshard.store.hub_xet_session import XetSessions
 
 __all__ = ["Advice", "Stager"]
 
@@ -40,9 +41,9 @@ class Advice:
 class Stager:
     """Makes content durable in one repo."""
 
-    def __init__(self, client: HubClient, *, xet: bool) -> None:
+    def __init__(self, client: HubClient, sessions: XetSessions | None) -> None:
         self._client = client
-        self._xet = XetUploader(client) if xet else None
+        self._xet = None if sessions is None else XetUploader(client, sessions)
 
     def advice(
         self, branch: str, files: Mapping[str, tuple[int, bytes]], *, create_pr: bool = False

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
-import os
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-
-from huggingface_hub import constants
 
 from hubshard.errors import StoreError
 from hubshard.protocols import Content
 from hubshard.store.content import CheckedContent
 from hubshard.store.hub_client import HubClient
 from hubshard.store.hub_errors import status_of
+from hubshard.store.hub_xet_session import XetSessions
 
-__all__ = ["XetUploader", "is_xet_enabled"]
+__all__ = ["XetUploader"]
 
 _ATTEMPTS = 3
-
-# hf_xet fills blocks of 64 MB and holds those that wait to be sent. With two in flight, one stream takes 230 MiB on a
-# fast line and 360 MiB on one of 15 MB/s (505 MiB and more with the defaults); two streams 570 MiB, three 740 MiB.
-_CONFIG = {
-    "client.ac_initial_upload_concurrency": 2,
-    "client.ac_max_upload_concurrency": 2,
-    "client.retry_base_delay": "1s",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +30,12 @@ class _Access:
     refresh_url: str
 
 
-def is_xet_enabled() -> bool:
-    """Whether hf_xet is installed and not switched off by HF_HUB_DISABLE_XET."""
-    return not constants.HF_HUB_DISABLE_XET and importlib.util.find_spec("hf_xet") is not None
-
-
 class XetUploader:
     """Streams content into the Xet storage of one repo, from several threads at once if need be."""
 
-    def __init__(self, client: HubClient) -> None:
+    def __init__(self, client: HubClient, sessions: XetSessions) -> None:
         self._client = client
-        self._lock = threading.Lock()
-        self._session: Any = None
-        self._process = 0
+        self._sessions = sessions
 
     def upload(
         self, revision: str | None, data: Content, *, path: str, nbytes: int, sha256: str | None
@@ -104,7 +84,7 @@ class XetUploader:
     def _attempt(self, access: _Access, content: CheckedContent, path: str, sha256: str | None) -> tuple[str, int]:
         headers = self._client.headers()
         with self._errors(path):
-            upload = self._get_session().new_upload_commit(
+            upload = self._sessions.get().new_upload_commit(
                 endpoint=access.endpoint,
                 token=access.token,
                 token_expiry_unix_secs=access.expiry,
@@ -141,11 +121,3 @@ class XetUploader:
                 hint="is the Hub reachable? run it again: what was finished is not sent again",
                 retryable=isinstance(error, ConnectionError | TimeoutError),
             ) from error
-
-    def _get_session(self) -> Any:
-        hf_xet = importlib.import_module("hf_xet")  # slow, and only needed here
-        with self._lock:  # a session does not survive a fork
-            if self._session is None or self._process != os.getpid():
-                self._session = hf_xet.XetSession(hf_xet.XetConfig().with_config(_CONFIG))
-                self._process = os.getpid()
-            return self._session

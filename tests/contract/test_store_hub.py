@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from huggingface_hub import HfApi
 
-from hubshard.errors import ConflictError, FormatError, NotFoundError, StoreError
+from hubshard.errors import ConflictError, FormatError, IntegrityError, NotFoundError, StoreError
 from hubshard.hubserver import Settings
 from hubshard.protocols import Revision, Staged
 from hubshard.store.hub import HubStore
@@ -352,6 +352,30 @@ def test_a_stream_holds_nothing_but_the_piece_at_hand(store: HubStore) -> None:
     half_read = store.stream(made, "m.safetensors", 0, len(WEIGHTS))
     next(half_read)
     half_read.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("xet", [True, False])
+def test_large_ranges_come_by_xet_where_it_is_on_and_are_the_same(module_hub: Hub, store: HubStore, xet: bool) -> None:
+    content = random.Random(9).randbytes(19_000_000) + bytes(3_000_000)
+    made = commit(store, {"m.safetensors": content})
+    reader = HubStore(store.repo_id, endpoint=module_hub.url, token="hf_test", xet=xet)
+    assert {entry.path for entry in reader.list(made)} >= {"m.safetensors"}
+    for start, stop in (
+        (0, len(content)),
+        (5, 16_777_300),
+        (100, 100 + (4 << 20)),
+        (len(content) - (5 << 20), len(content)),
+    ):
+        into = bytearray(stop - start)
+        reader.read(made, "m.safetensors", start, stop, memoryview(into))
+        assert into == content[start:stop]
+    before = module_hub.counters(f"models/{store.repo_id}")
+    assert (before["xet_sent"] > 0, before["resolve_sent"] > 0) == (xet, not xet)
+    reader.read(made, "m.safetensors", 7, 1007, memoryview(bytearray(1000)))
+    after = module_hub.counters(f"models/{store.repo_id}")
+    assert (after["xet_sent"] - before["xet_sent"], after["resolve_sent"] - before["resolve_sent"]) == (0, 1000)
+    with pytest.raises(IntegrityError, match=r"m\.safetensors: asked for"):
+        reader.read(made, "m.safetensors", 0, len(content) + 1, memoryview(bytearray(len(content) + 1)))
 
 
 def test_a_card_is_checked_by_the_hub(store: HubStore) -> None:

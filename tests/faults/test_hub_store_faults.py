@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import random
 import re
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +18,7 @@ from hubshard.protocols import Revision, Staged
 from hubshard.store.hub import HubStore
 from hubshard.store.hub_client import HubClient
 from hubshard.store.hub_read import RangeReader
+from tests.faults.proxy import Answer, Exchange, Fault, Proxy, change, cut, drop, lose, redirect, say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,147 +28,6 @@ if TYPE_CHECKING:
 WEIGHTS = random.Random(3).randbytes(2_000_000)
 COMMIT = re.compile(r"POST /api/models/.*/commit/")
 RESOLVE = re.compile(r"GET /.*/resolve/")
-
-
-@dataclass
-class Answer:
-    """What goes back to the client: `cut` bytes of the body where given, nothing at all with `status` 0."""
-
-    status: int
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    cut: int | None = None
-    pause_s: float = 0.0
-
-
-Fault = Callable[["Exchange"], Answer]
-
-
-@dataclass
-class Exchange:
-    """One request; `forward` sends it on to the Hub."""
-
-    line: str
-    headers: dict[str, str]
-    forward: Callable[[], Answer]
-
-
-class Proxy:
-    """Stands between a client and a Hub; each fault is used once, on the first request that it matches."""
-
-    def __init__(self, port: int) -> None:
-        self.seen: list[Exchange] = []
-        self.faults: list[tuple[re.Pattern[str], Fault]] = []
-        self._port = port
-        self._lock = threading.Lock()
-        proxy = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def handle_any(self) -> None:
-                proxy._handle(self)
-
-            do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = handle_any  # noqa: N815
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def fail(self, pattern: str | re.Pattern[str], *faults: Fault) -> None:
-        """Use each of the faults once, in order, on requests whose line matches."""
-        self.faults += [(re.compile(pattern), fault) for fault in faults]
-
-    def lines(self, pattern: str | re.Pattern[str]) -> list[Exchange]:
-        """The requests seen whose line matches."""
-        return [exchange for exchange in self.seen if re.match(pattern, exchange.line)]
-
-    def _handle(self, handler: BaseHTTPRequestHandler) -> None:
-        body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
-        headers = dict(handler.headers.items())
-
-        def forward() -> Answer:
-            with closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)) as connection:
-                connection.request(handler.command, handler.path, body, headers)
-                answer = connection.getresponse()
-                return Answer(answer.status, dict(answer.headers.items()), answer.read())
-
-        exchange = Exchange(f"{handler.command} {handler.path}", headers, forward)
-        answer = self._take(exchange)(exchange)
-        self._send(handler, answer)
-
-    def _take(self, exchange: Exchange) -> Fault:
-        with self._lock:
-            self.seen.append(exchange)
-            for index, (pattern, fault) in enumerate(self.faults):
-                if pattern.match(exchange.line):
-                    del self.faults[index]
-                    return fault
-        return lambda exchange: exchange.forward()
-
-    @staticmethod
-    def _send(handler: BaseHTTPRequestHandler, answer: Answer) -> None:
-        handler.close_connection = answer.status == 0 or answer.cut is not None
-        if answer.status == 0:
-            return
-        handler.send_response(answer.status)
-        headers = {"Content-Length": str(len(answer.body))} | answer.headers
-        for name, value in headers.items():
-            if name.lower() not in {"transfer-encoding", "connection", "server", "date"}:
-                handler.send_header(name, value)
-        handler.end_headers()
-        handler.wfile.write(answer.body[: answer.cut])
-        handler.wfile.flush()
-        time.sleep(answer.pause_s)
-
-
-def lose(exchange: Exchange) -> Answer:
-    """Done, but the answer never arrives."""
-    exchange.forward()
-    return Answer(0)
-
-
-def drop(exchange: Exchange) -> Answer:
-    """Never done."""
-    return Answer(0)
-
-
-def say(status: int, text: str = "no", **headers: str) -> Fault:
-    names = {name.replace("_", "-"): value for name, value in headers.items()}
-    return lambda _: Answer(status, names | {"X-Error-Message": text}, b'{"error": "%b"}' % text.encode())
-
-
-def cut(nbytes: int) -> Fault:
-    def fault(exchange: Exchange) -> Answer:
-        answer = exchange.forward()
-        answer.cut = nbytes
-        return answer
-
-    return fault
-
-
-def change(**fields: object) -> Fault:
-    def fault(exchange: Exchange) -> Answer:
-        answer = exchange.forward()
-        for name, value in fields.items():
-            if name == "headers":
-                assert isinstance(value, dict)
-                answer.headers |= value
-            else:
-                setattr(answer, name, value)
-        return answer
-
-    return fault
 
 
 @dataclass
@@ -250,7 +107,7 @@ def test_a_commit_whose_answer_is_an_error_of_a_gateway_is_made_once(setting: Se
 
 
 def test_a_commit_whose_answer_cannot_be_read_is_made_once(setting: Setting) -> None:
-    setting.proxy.fail(COMMIT, change(body=b"<html>", headers={"Content-Length": "6"}))
+    setting.proxy.fail(COMMIT, change(body=b"<html>"))
     assert setting.commit() == setting.head()
     assert setting.titles() == ["commit 1", "start", "initial commit"]
 
@@ -338,7 +195,7 @@ def test_a_read_that_stalls_is_taken_up_again(setting: Setting) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        change(status=200, headers={"Content-Length": "1000"}),
+        change(status=200),
         change(headers={"Content-Range": "bytes 0-999/2000000"}),
         change(headers={"Content-Range": "bytes 5-1003/2000000"}),
         change(headers={"Content-Range": ""}),
@@ -362,15 +219,26 @@ def test_a_refusal_to_read_is_final(setting: Setting) -> None:
         setting.read(0, 10)
 
 
-def _redirect(url: str) -> Fault:
-    return lambda _: Answer(302, {"Location": url})
+@pytest.mark.parametrize("pattern", [r"GET .*/xet-read-token/", r"GET .*/reconstructions/", r"GET /xet/data/"])
+@pytest.mark.parametrize("fault", [say(404), say(403)])
+def test_a_read_that_fails_by_xet_goes_on_by_http(setting: Setting, pattern: str, fault: Fault) -> None:
+    content = random.Random(9).randbytes(20_000_000)
+    staged = setting.store.stage("main", "m.safetensors", lambda: [content], nbytes=len(content))
+    at = setting.store.commit("main", parent=setting.at, add=[staged], remove=[], message="m", publish_id="large")
+    setting.store.list(at)
+    setting.proxy.fail(pattern, *[fault] * 99)
+    into = bytearray(len(content))
+    setting.store.read(at, "m.safetensors", 0, len(content), memoryview(into))
+    assert into == content
+    assert setting.proxy.lines(pattern)
+    assert setting.proxy.lines(RESOLVE)
 
 
 def test_a_redirect_to_another_server_gets_no_token_and_is_remembered(setting: Setting) -> None:
     elsewhere = Proxy(setting.hub.port)
     try:
         path = f"/{setting.store.repo_id}/resolve/{setting.at.commit}/m.safetensors"
-        setting.proxy.fail(RESOLVE, _redirect(f"{elsewhere.url}{path}?signed=1"))
+        setting.proxy.fail(RESOLVE, redirect(f"{elsewhere.url}{path}?signed=1"))
         for start in (0, 10, 20):
             assert setting.read(start, start + 10) == WEIGHTS[start : start + 10]
         assert len(setting.proxy.lines(RESOLVE)) == 1
@@ -385,7 +253,7 @@ def test_a_redirect_to_another_server_gets_no_token_and_is_remembered(setting: S
 
 
 def test_redirects_in_a_circle_end(setting: Setting) -> None:
-    setting.proxy.fail(RESOLVE, *[_redirect("/x/y/resolve/main/z?secret=1")] * 20)
+    setting.proxy.fail(RESOLVE, *[redirect("/x/y/resolve/main/z?secret=1")] * 20)
     with pytest.raises(StoreError, match=r"more than 5 redirects, the last to .*/resolve/main/z$") as caught:
         setting.read(0, 10)
     assert not caught.value.retryable

@@ -1,0 +1,117 @@
+"""Byte ranges of files in Xet storage: faster than HTTP ranges, and without the Hub in between."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hubshard.errors import StoreError
+from hubshard.store.hub_client import HubClient
+from hubshard.store.hub_xet_session import XetSessions
+
+__all__ = ["XetFile", "XetReader"]
+
+_KEPT_COMMITS = 4
+_SEGMENT_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class XetFile:
+    """A file in Xet storage.
+
+    Attributes:
+        xet_hash: its id there, in hex.
+        nbytes: its size.
+    """
+
+    xet_hash: str
+    nbytes: int
+
+
+class XetReader:
+    """Reads ranges of those files of one repo whose Xet hash is known.
+
+    Measured on a loaded machine against a Hub on it, 8 MiB ranges by 4 threads: 300 MB/s, 180 MB/s by HTTP. Whole
+    chunks (64 KiB on average) cross the network: small ranges cost less by HTTP. Long ranges are read in segments of
+    16 MiB: that takes 16 MiB of memory where one stream takes 200 MiB, and is faster.
+    """
+
+    def __init__(self, client: HubClient, sessions: XetSessions) -> None:
+        self._client = client
+        self._sessions = sessions
+        self._lock = threading.Lock()
+        self._files: dict[str, Mapping[str, XetFile]] = {}
+        self._groups: dict[tuple[int, str], Any] = {}
+
+    def note(self, commit: str, files: Mapping[str, XetFile]) -> None:
+        """Remember the files of a commit."""
+        with self._lock:
+            self._files[commit] = files
+            for oldest in list(self._files)[:-_KEPT_COMMITS]:
+                del self._files[oldest]
+
+    def find(self, commit: str, path: str) -> XetFile | None:
+        """A file that is known here."""
+        return self._files.get(commit, {}).get(path)
+
+    def stream(self, commit: str, file: XetFile, start: int, stop: int) -> Iterator[bytes]:
+        """Bytes `start` to `stop` of a file of a commit, in order, in pieces; it may end early.
+
+        Raises:
+            StoreError: hf_xet failed, after attempts of its own.
+        """
+        position = start
+        while position < stop:
+            end = min(stop, position + _SEGMENT_BYTES)
+            for piece in self._segment(commit, file, position, end):
+                position += len(piece)
+                yield piece
+            if position != end:  # hf_xet ends early without an error where it cannot go on
+                return
+
+    def _segment(self, commit: str, file: XetFile, start: int, stop: int) -> Iterator[bytes]:
+        hf_xet = importlib.import_module("hf_xet")  # slow, and only needed here
+        with self._errors(commit):
+            info = hf_xet.XetFileInfo(file.xet_hash, file.nbytes)
+            stream = self._group(commit).download_stream(info, start, stop)
+        try:
+            while True:
+                with self._errors(commit):
+                    piece = next(stream, None)
+                if piece is None:
+                    return
+                yield piece
+        finally:
+            stream.cancel()
+
+    def _group(self, commit: str) -> Any:
+        """The connection for the files of a commit; it renews its token by itself."""
+        key = os.getpid(), commit
+        with self._lock:
+            if key not in self._groups:
+                headers = self._client.headers()
+                self._groups = {
+                    key: self._sessions.get().new_download_stream_group(
+                        token_refresh_url=self._client.api_url("xet-read-token", commit),
+                        token_refresh_headers=headers,
+                        custom_headers={
+                            name: value for name, value in headers.items() if name.lower() != "authorization"
+                        },
+                    )
+                }
+            return self._groups[key]
+
+    @contextlib.contextmanager
+    def _errors(self, commit: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            with self._lock:  # the next read connects anew, with a fresh token
+                self._groups.pop((os.getpid(), commit), None)
+            message = f"{self._client.repo}: cannot read files of {commit[:12]} by Xet: {error}"
+            raise StoreError(message, retryable=True) from error
