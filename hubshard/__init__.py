@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from hubshard.fetch import pull
     from hubshard.history import RolledBack, rollback
     from hubshard.integrations.mixin import ShardedHubMixin
-    from hubshard.integrations.mixin import ShardedHubMixin
     from hubshard.lazy import Checkpoint, LazyTensor, LoadReport, from_pretrained, load_into, open_checkpoint
     from hubshard.publish import Published, push_to_hub
     from hubshard.report import Difference, Problem, Verification, diff, verify
@@ -71,10 +70,8 @@ _HOME = {
     "Published": "hubshard.publish",
     "RolledBack": "hubshard.history",
     "ShardedHubMixin": "hubshard.integrations.mixin",
-    "ShardedHubMixin": "hubshard.integrations.mixin",
     "Verification": "hubshard.report",
     "diff": "hubshard.report",
-    "from_pretrained": "hubshard.lazy",
     "from_pretrained": "hubshard.lazy",
     "load_into": "hubshard.lazy",
     "open_checkpoint": "hubshard.lazy",

@@ -57,7 +57,9 @@ def _as_python(language: str, body: str) -> str:
     return "import subprocess\n" + "\n".join(f"subprocess.run({call!r}, check=True)" for call in calls)
 
 
-@pytest.mark.parametrize("verb", ["publish", "pull", "inspect", "demo", "hub serve", "hub gc"])
+@pytest.mark.parametrize(
+    "verb", ["publish", "pull", "inspect", "verify", "diff", "rollback", "demo", "hub serve", "hub gc"]
+)
 def test_every_option_that_is_named_with_a_verb_exists(verb: str) -> None:
     command = [sys.executable, "-m", "hubshard", *verb.split(), "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.timeout(900)  # the first run of mypy reads all of torch
 @pytest.mark.parametrize(
     "tool",
     [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]],

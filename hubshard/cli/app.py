@@ -9,11 +9,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from hubshard import __version__
+from hubshard.cli.check import diff, verify
 from hubshard.cli.demo import demo
 from hubshard.cli.hub import hub
 from hubshard.cli.inspect import inspect
 from hubshard.cli.publish import publish
 from hubshard.cli.pull import pull
+from hubshard.cli.rollback import rollback
 from hubshard.errors import HubshardError
 
 __all__ = ["app", "main"]
@@ -32,6 +34,9 @@ app = typer.Typer(
 app.command()(publish)
 app.command()(pull)
 app.command()(inspect)
+app.command()(verify)
+app.command()(diff)
+app.command()(rollback)
 app.command()(demo)
 app.add_typer(hub, name="hub")
 

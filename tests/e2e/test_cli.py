@@ -133,6 +133,38 @@ def test_inspect_reads_a_repo_without_fetching_its_tensors(hub: Hub, repo: str, 
     assert len(report["files"]) == 3
 
 
+def test_verify_says_what_is_wrong_and_exits_with_1(hub: Hub, repo: str, model: Path) -> None:
+    assert _hubshard(hub, "publish", model, repo).returncode == 0
+    whole = _hubshard(hub, "verify", model, "--against", repo)
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    assert "0 problem(s)" in whole.stdout
+    raw = bytearray((model / "model.safetensors").read_bytes())
+    raw[-1] ^= 1
+    (model / "model.safetensors").write_bytes(raw)
+    damaged = _hubshard(hub, "verify", model, "--against", repo)
+    assert damaged.returncode == 1
+    assert damaged.stdout.startswith("model.safetensors: ")
+    report = json.loads(_hubshard(hub, "verify", model, "--against", repo, "--json").stdout)
+    assert report["ok"] is False
+    assert [problem["path"] for problem in report["problems"]] == ["model.safetensors"]
+
+
+def test_diff_and_rollback_work_on_revisions(hub: Hub, repo: str, model: Path, tmp_path: Path) -> None:
+    assert _hubshard(hub, "publish", model, repo, "--tag", "v1").returncode == 0
+    other = _write_model(tmp_path / "other", tensors=7, seed=3)
+    assert _hubshard(hub, "publish", other, repo, "--max-shard-size", "100KB").returncode == 0
+    lines = _hubshard(hub, "diff", f"{repo}@v1", repo).stdout.splitlines()
+    assert lines[:2] == ["+ layers.6.weight", "~ layers.0.weight"]
+    assert lines[-1].startswith("0 equal, 6 changed (~)")
+    back = _hubshard(hub, "rollback", repo, "--to", "v1")
+    assert back.returncode == 0, back.stderr
+    assert "0 B sent" in back.stdout
+    assert _hubshard(hub, "diff", f"{repo}@v1", repo, "--json").returncode == 0
+    report = json.loads(_hubshard(hub, "diff", f"{repo}@v1", repo, "--json").stdout)
+    assert report["same"] == 6
+    assert report["added"] == report["removed"] == report["changed"] == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -35,7 +35,20 @@ def test_the_version_goes_to_stdout() -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", [[], ["publish"], ["pull"], ["inspect"], ["demo"], ["hub"], ["hub", "serve"], ["hub", "gc"]]
+    "verb",
+    [
+        [],
+        ["publish"],
+        ["pull"],
+        ["inspect"],
+        ["verify"],
+        ["diff"],
+        ["rollback"],
+        ["demo"],
+        ["hub"],
+        ["hub", "serve"],
+        ["hub", "gc"],
+    ],
 )
 def test_every_verb_explains_itself(verb: list[str]) -> None:
     done = _hubshard(*verb, "--help")

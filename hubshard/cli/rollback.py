@@ -1,0 +1,38 @@
+"""`hubshard rollback`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from hubshard.cli.common import Json, Token, echo_json, interruptible
+from hubshard.sizes import format_size
+
+__all__ = ["rollback"]
+
+
+@interruptible("either the branch has moved, or nothing has changed: look at its head.", at_once=True)
+def rollback(
+    repo: Annotated[str, typer.Argument(help="org/name on the Hub.")],
+    *,
+    to: Annotated[str, typer.Option(help="Branch, tag or commit whose files are wanted again.")],
+    revision: Annotated[str, typer.Option(help="The branch that gets them.")] = "main",
+    expected_head: Annotated[str | None, typer.Option(help="Refuse unless the branch is at this commit.")] = None,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Give a branch the files of an earlier revision, by one new commit; nothing large is sent, history stays."""
+    from hubshard.history import rollback as run
+
+    done = run(repo, to=to, revision=revision, expected_head=expected_head, token=token)
+    if as_json:
+        echo_json(asdict(done))
+    elif not done.changed:
+        typer.echo(f"Unchanged: {done.url} is that already")
+    else:
+        typer.echo(done.url)
+        typer.echo(
+            f"{len(done.restored)} file(s) restored, {len(done.removed)} removed, {format_size(done.sent_bytes)} sent"
+        )
