@@ -131,7 +131,8 @@ def push_to_hub(
         )
     outgoing = _collect(source, layout, companions, include, exclude, token=token, endpoint=endpoint)
     for note in outgoing.notes:
-        _LOG.warning(note)
+        if on_event is ignore:
+            _LOG.warning(note)
         on_event(Event("publish", "warning", detail=note))
     on_event(Event("publish", "start", path=repo_id, nbytes=outgoing.nbytes))
     if dry_run:
