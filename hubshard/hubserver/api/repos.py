@@ -157,16 +157,41 @@ def _duplicate(call: Call) -> Response:
 
 
 def _list(call: Call) -> Response:
-    wanted = {name: call.query.get(name, "").lower() for name in ("author", "search")}
-    found = [
-        repo
-        for repo in repos.owned(call.state.db.connection(), repos.TYPES[call.params["kind"]])
-        if call.principal.may_read(repo)
-        and wanted["author"] in ("", repo.namespace.lower())
-        and wanted["search"] in repo.full_name.lower()
-    ]
-    chosen, headers = page(call, found, size=call.state.settings.page_size)
-    return JSONResponse([views.repo_json(repo) for repo in chosen], headers=headers)
+    query = call.query
+    wanted = {name: query.get(name, "").lower() for name in ("author", "search")}
+    with call.state.db.read() as connection:
+        found = [
+            (repo, _described(connection, repo))
+            for repo in repos.owned(connection, repos.TYPES[call.params["kind"]])
+            if call.principal.may_read(repo)
+            and wanted["author"] in ("", repo.namespace.lower())
+            and wanted["search"] in repo.full_name.lower()
+        ]
+        found = [item for item in found if _is_wanted(call, item[1])]
+        if query.get("sort") in ("createdAt", "lastModified"):
+            found.sort(key=lambda item: str(item[1][query["sort"]]), reverse=True)
+        chosen, headers = page(call, found, size=call.state.settings.page_size)
+        if call.flag("full") or "siblings" in _expanded(call):
+            for repo, item in chosen:
+                item["siblings"] = _siblings(connection, repo, item["sha"], blobs=False)
+    return JSONResponse([_shown(call, item) for _, item in chosen], headers=headers)
+
+
+def _is_wanted(call: Call, item: dict[str, Any]) -> bool:
+    """Whether a repo has all the tags, the task and the gate that a list is asked for."""
+    card, gated = item.get("cardData", {}), call.query.get("gated")
+    tags = {*item["tags"], item.get("pipeline_tag"), item.get("library_name"), *_words(card.get("language"))}
+    tags |= {f"license:{name}" for name in _words(card.get("license"))}
+    tags |= {f"dataset:{name}" for name in _words(card.get("datasets"))}
+    return (
+        tags.issuperset(call.query.getlist("filter"))
+        and call.query.get("pipeline_tag") in (None, item.get("pipeline_tag"))
+        and (gated is None or call.flag("gated") == bool(item["gated"]))
+    )
+
+
+def _words(value: Any) -> list[str]:
+    return [str(item) for item in (value if isinstance(value, list) else [value] if value else [])]
 
 
 def _storage(call: Call) -> Response:
@@ -196,19 +221,34 @@ def _storage(call: Call) -> Response:
 def _info(call: Call) -> Response:
     with call.state.db.read() as connection:
         repo = repo_of(connection, call.principal, call.params)
-        oid = refs.resolve(connection, repo.id, call.params.get("revision", "main"))
-        commit = commits.get(connection, repo.id, oid)
-        files = sorted(trees.load(connection, commit.tree), key=lambda entry: entry.path)
-        card = yamlcheck.metadata(contents.text_of(connection, commit.tree, _CARD))
-        used = _used_bytes(connection, repo)
-    found = views.repo_json(repo)
-    found.update(sha=commit.oid, lastModified=views.iso(commit.date), usedStorage=used)
-    found["siblings"] = [views.sibling_json(entry, blobs=call.flag("blobs")) for entry in files]
-    found.update(_card_fields(card))
-    wanted = [*call.query.getlist("expand"), *call.query.getlist("expand[]")]
-    if wanted:
-        found = {key: value for key, value in found.items() if key in {"_id", "id", *wanted}}
-    return JSONResponse(json.loads(json.dumps(found, default=str)))
+        found = _described(connection, repo, call.params.get("revision", "main"))
+        found["siblings"] = _siblings(connection, repo, found["sha"], blobs=call.flag("blobs"))
+        found["usedStorage"] = _used_bytes(connection, repo)
+    return JSONResponse(_shown(call, found))
+
+
+def _described(connection: sqlite3.Connection, repo: Repo, revision: str = "main") -> dict[str, Any]:
+    """What is known of a repo at a revision, without its files."""
+    commit = commits.get(connection, repo.id, refs.resolve(connection, repo.id, revision))
+    card = yamlcheck.metadata(contents.text_of(connection, commit.tree, _CARD))
+    return views.repo_json(repo) | {"sha": commit.oid, "lastModified": views.iso(commit.date)} | _card_fields(card)
+
+
+def _siblings(connection: sqlite3.Connection, repo: Repo, commit: str, *, blobs: bool) -> list[dict[str, Any]]:
+    files = trees.load(connection, commits.get(connection, repo.id, commit).tree)
+    return [views.sibling_json(entry, blobs=blobs) for entry in sorted(files, key=lambda entry: entry.path)]
+
+
+def _expanded(call: Call) -> set[str]:
+    return {*call.query.getlist("expand"), *call.query.getlist("expand[]")}
+
+
+def _shown(call: Call, found: dict[str, Any]) -> dict[str, Any]:
+    """All of it, or the fields that were asked for; dates of cards and the like as texts."""
+    wanted = _expanded(call)
+    chosen = {key: value for key, value in found.items() if not wanted or key in {"_id", "id", *wanted}}
+    shown: dict[str, Any] = json.loads(json.dumps(chosen, default=str))
+    return shown
 
 
 def _no_namespace(call: Call) -> Response:

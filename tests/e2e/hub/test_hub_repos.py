@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from huggingface_hub import HfApi
@@ -195,6 +195,32 @@ def test_lists_of_repos_are_searched_and_paged(start_hub: StartHub) -> None:
     assert len(list(api.list_models(author="someone", limit=4))) == 4
     assert [info.id for info in api.list_datasets(author="someone")] == ["someone/data"]
     assert list(api.list_models(author="nobody")) == []
+
+
+def test_lists_of_repos_are_filtered_and_sorted(client: Client) -> None:
+    api = client.api
+    first, second = client.repo("listed"), client.repo("listed", private=True)
+    card = "---\nlicense: mit\nlanguage: [en]\ntags: [rare]\npipeline_tag: text-generation\nlibrary_name: x\n---\n"
+    client.commit(second, {"README.md": card})
+    client.commit(first, {"a.txt": "a"})
+
+    def listed(**options: Any) -> list[str]:
+        return [info.id for info in api.list_models(search="listed", **options)]
+
+    assert listed(sort="created_at") == [second, first]
+    assert listed(sort="last_modified") == [first, second]
+    for tags in ("rare", ["rare", "license:mit", "en"], "x", "text-generation"):
+        assert listed(filter=tags) == [second]
+    assert listed(pipeline_tag="text-generation") == [second]
+    assert listed(filter=["rare", "common"]) == []
+    api.update_repo_settings(first, gated="auto")
+    assert (listed(gated=True), listed(gated=False)) == ([first], [second])
+    (full,) = api.list_models(search="listed", filter="rare", full=True, cardData=True)
+    assert full.sha == client.head(second)
+    assert [item.rfilename for item in full.siblings or []] == [".gitattributes", "README.md"]
+    assert full.card_data is not None
+    (expanded,) = api.list_models(search="listed", filter="rare", expand=["sha"])
+    assert (expanded.sha, expanded.private) == (full.sha, None)
 
 
 def test_auth_check_says_who_may_do_what(client: Client) -> None:
