@@ -173,6 +173,45 @@ def test_a_pull_request_guards_its_parent(client: Client) -> None:
     client.commit(repo, {"b.txt": "2"}, revision="refs/pr/1", parent_commit=made.oid)
 
 
+def test_a_pull_request_outlives_both_histories(client: Client, noise: bytes) -> None:
+    repo = client.repo()
+    client.commit(repo, {"a.txt": "1", "b.txt": "1"})
+    client.commit(repo, {"a.txt": "2", "m.bin": noise}, create_pr=True)
+    client.api.super_squash_history(repo, branch="refs/pr/1")
+    client.commit(repo, {"b.txt": "2"})
+    client.api.super_squash_history(repo)
+    client.hub.gc(grace_seconds=-1)
+    assert client.api.get_discussion_details(repo, 1).conflicting_files == []
+    client.api.merge_pull_request(repo, 1)
+    assert {path: client.read(repo, path) for path in ("a.txt", "b.txt", "m.bin")} == {
+        "a.txt": b"2",
+        "b.txt": b"2",
+        "m.bin": noise,
+    }
+
+
+def test_a_pull_request_is_for_the_branch_that_it_names(client: Client) -> None:
+    repo = client.repo()
+    client.api.create_branch(repo, branch="next")
+    made = client.commit(repo, {"a.txt": "1"}, revision="next", create_pr=True)
+    assert client.api.get_discussion_details(repo, 1).target_branch == "refs/heads/next"
+    client.api.merge_pull_request(repo, 1)
+    assert (client.files(repo), client.files(repo, revision="next")) == (set(), {"a.txt"})
+    assert client.head(repo, "refs/pr/1") == made.oid
+
+
+def test_a_deletion_is_proposed_too(client: Client) -> None:
+    repo = client.repo()
+    client.commit(repo, {"a.txt": "1", "w/b.bin": b"\0", "w/c.bin": b"\1"})
+    client.api.delete_folder("w", repo, create_pr=True)
+    client.api.delete_file("a.txt", repo, revision="refs/pr/1")
+    assert client.files(repo) == {"a.txt", "w/b.bin", "w/c.bin"}
+    diff = client.api.get_discussion_details(repo, 1).diff or ""
+    assert "-1" in diff
+    client.api.merge_pull_request(repo, 1)
+    assert client.files(repo) == set()
+
+
 def test_a_missing_pull_request_is_missing(client: Client) -> None:
     repo = client.repo()
     with pytest.raises(HfHubHTTPError) as caught:
