@@ -188,7 +188,7 @@ def set_status(
 
 def conflicts(connection: sqlite3.Connection, repo_id: int, discussion: Discussion) -> list[str]:
     """Files that the pull request and its base changed since it began, to different contents."""
-    if discussion.status == "merged":
+    if discussion.status == "merged" or refs.get(connection, repo_id, discussion.base or refs.MAIN) is None:
         return []
     return _merged(connection, repo_id, discussion)[1]
 

@@ -100,10 +100,13 @@ def create(connection: sqlite3.Connection, repo_id: int, name: str, commit: str,
     """Make a ref, inside a write transaction.
 
     Raises:
-        ApiError: 409: it exists.
+        ApiError: 409: it exists; 400: git keeps refs as files in folders, and one of them would be both.
     """
     if get(connection, repo_id, name) is not None:
         raise conflict(f"Reference {name} already exists")
+    other = _in_the_way(connection, repo_id, name)
+    if other is not None:
+        raise bad_request(f"Invalid reference: {name} cannot exist beside {other}; choose another name")
     connection.execute("INSERT INTO refs VALUES (?, ?, ?, ?)", (repo_id, name, commit, message))
 
 
@@ -133,6 +136,20 @@ def check_branch_name(name: str, *, what: str = "branch") -> None:
     """
     if not name or name.startswith("refs/") or name == "HEAD" or _BAD_NAME.search(name) or _FULL_OID.fullmatch(name):
         raise bad_request(f"Invalid reference for a {what}: {name!r}")
+
+
+def _in_the_way(connection: sqlite3.Connection, repo_id: int, name: str) -> str | None:
+    """A ref that is a folder of this one, or in a folder of its name."""
+    parts = name.split("/")
+    for depth in range(3, len(parts)):
+        above = get(connection, repo_id, "/".join(parts[:depth]))
+        if above is not None:
+            return above.name
+    # "0" comes after "/": these are the names that begin with "name/".
+    row = connection.execute(
+        "SELECT name FROM refs WHERE repo_id = ? AND name > ? AND name < ? LIMIT 1", (repo_id, f"{name}/", f"{name}0")
+    ).fetchone()
+    return None if row is None else str(row["name"])
 
 
 def _candidates(revision: str) -> list[str]:

@@ -198,6 +198,11 @@ def test_a_pull_request_is_for_the_branch_that_it_names(client: Client) -> None:
     client.api.merge_pull_request(repo, 1)
     assert (client.files(repo), client.files(repo, revision="next")) == (set(), {"a.txt"})
     assert client.head(repo, "refs/pr/1") == made.oid
+    client.commit(repo, {"b.txt": "1"}, "Too late", revision="next", create_pr=True)
+    client.api.delete_branch(repo, branch="next")
+    assert client.api.get_discussion_details(repo, 2).title == "Too late"
+    with pytest.raises(RevisionNotFoundError):
+        client.api.merge_pull_request(repo, 2)
 
 
 def test_a_deletion_is_proposed_too(client: Client) -> None:

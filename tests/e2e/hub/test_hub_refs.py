@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
+from huggingface_hub.errors import BadRequestError, HfHubHTTPError, RevisionNotFoundError
 
 from hubshard.hubserver import Settings
 
@@ -128,6 +128,23 @@ def test_a_branch_may_have_a_slash_and_unusual_letters(client: Client) -> None:
         client.api.delete_branch(repo, branch=branch)
     assert names(client, repo) == (["main"], [])
     assert client.titles(repo) == ["initial commit"]
+
+
+def test_a_branch_is_not_a_folder_of_branches(client: Client) -> None:
+    repo = client.repo()
+    client.api.create_branch(repo, branch="resume")
+    client.api.create_branch(repo, branch="a/b/c")
+    for branch in ("resume/state", "a", "a/b", "a/b/c/d"):
+        with pytest.raises(BadRequestError, match="cannot exist beside"):
+            client.api.create_branch(repo, branch=branch, exist_ok=True)
+    client.api.create_branch(repo, branch="resume-state")
+    client.api.create_branch(repo, branch="a/b-c")
+    client.api.create_tag(repo, tag="resume/state")
+    with pytest.raises(BadRequestError):
+        client.api.create_tag(repo, tag="resume")
+    client.api.delete_branch(repo, branch="resume")
+    client.api.create_branch(repo, branch="resume/state")
+    assert names(client, repo)[0] == ["main", "a/b-c", "a/b/c", "resume-state", "resume/state"]
 
 
 def test_branches_do_not_see_each_others_commits(client: Client) -> None:
