@@ -16,7 +16,7 @@ class Event:
     Attributes:
         operation: "publish", "pull", "load", "save", "restore", "verify" or "convert".
         kind: "start" (total known), "sent", "received", "skipped" (bytes moved or saved since the last event of this
-            file), "staged", "staging" (what becomes of the branch that keeps finished shards), "commit", "verify", "tag",
+            file), "staged", "staging" (the branch that keeps finished shards), "commit", "verify", "tag",
             "retry", "warning", "end".
         path: the file, branch or revision it speaks of; "" for the whole.
         nbytes: bytes it speaks of; for "start" the bytes in all.

@@ -15,6 +15,7 @@ from hubshard.fetch.layout import Layout
 from hubshard.fetch.pulling import Request, pull_from
 from hubshard.index import check_variant
 from hubshard.store.hub import HubStore
+from hubshard.store.hub_client import Patience, Token
 from hubshard.target import check_repo_id
 
 __all__ = ["pull"]
@@ -29,10 +30,11 @@ def pull(
     exclude: str | Sequence[str] | None = None,
     variant: str | None = None,
     cache_dir: str | Path | None = None,
-    token: str | None = None,
+    token: Token = None,
     endpoint: str | None = None,
     workers: int = 8,
     max_retries: int = 3,
+    stall_seconds: float = 30.0,
     on_event: OnEvent = ignore,
 ) -> Path:
     """Fetch a model from the Hub into the Hugging Face cache, or into a directory.
@@ -53,10 +55,11 @@ def pull(
         exclude: patterns of files that are not taken.
         variant: as in `model.fp16.safetensors`.
         cache_dir: the cache; None for that of `HF_HOME` and `HF_HUB_CACHE`.
-        token: a token; None for the one that huggingface_hub knows.
+        token: a token; None for the one that huggingface_hub knows; or a function that is asked before each request.
         endpoint: of the Hub; None for `HF_ENDPOINT`.
         workers: threads. Memory is at most two pieces of 8 MiB each.
         max_retries: of each piece, after its first try.
+        stall_seconds: of silence that are a failure of a piece.
         on_event: told what happens, from any thread.
 
     Returns:
@@ -95,7 +98,8 @@ def pull(
     else:
         folder = Path(cache_dir if cache_dir is not None else constants.HF_HUB_CACHE).expanduser().resolve()
         layout = CacheLayout(folder, repo_id, symlinks=not constants.HF_HUB_DISABLE_SYMLINKS)
-    return pull_from(HubStore(repo_id, token=token, endpoint=endpoint), layout, request)
+    patience = Patience(max_retries, stall_seconds)
+    return pull_from(HubStore(repo_id, token=token, endpoint=endpoint, patience=patience), layout, request)
 
 
 def _patterns(given: str | Sequence[str] | None) -> Sequence[str] | None:

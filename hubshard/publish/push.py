@@ -19,7 +19,7 @@ from hubshard.sizes import parse_size
 from hubshard.sources.dtypes import parse_float_dtype
 from hubshard.store.commit import check_head
 from hubshard.store.hub import HubStore
-from hubshard.store.hub_client import Token
+from hubshard.store.hub_client import Patience, Token
 from hubshard.store.opening import open_target
 
 __all__ = ["Published", "push_to_hub"]
@@ -83,6 +83,8 @@ def push_to_hub(
     dry_run: bool = False,
     token: Token = None,
     endpoint: str | None = None,
+    max_retries: int = 5,
+    stall_seconds: float = 30.0,
     on_event: OnEvent = ignore,
 ) -> Published:
     """Publish a model to a Hub repo, in one commit that readers see whole or not at all.
@@ -114,6 +116,8 @@ def push_to_hub(
         token: as in huggingface_hub, its login by default; or a function that is asked before each request, for tokens
             that expire while a publish runs.
         endpoint: of the Hub; HF_ENDPOINT by default.
+        max_retries: of one request or commit, after its first try.
+        stall_seconds: of silence that are a failure where bytes should come; where the server has to work, a multiple.
         on_event: is told of every step.
 
     Raises:
@@ -137,7 +141,8 @@ def push_to_hub(
     on_event(Event("publish", "start", path=repo_id, nbytes=outgoing.nbytes))
     if dry_run:
         return Published(None, None, None, None, outgoing.plan, changed=False, total_bytes=outgoing.nbytes)
-    store = HubStore(repo_id, token=token, endpoint=endpoint)
+    patience = Patience(max_retries, stall_seconds)
+    store = HubStore(repo_id, token=token, endpoint=endpoint, patience=patience)
     base = _base(store, revision, private=private)
     session = Session(store, outgoing, revision, base, on_event, create_pr=create_pr)
     overtaken = _check_head(session, base, expected_head)

@@ -16,7 +16,6 @@ from hubshard.protocols import Revision
 __all__ = ["BusyError", "Made", "check_head", "commit_by_rule", "publish_id_in", "with_publish_id"]
 
 _TRAILER = "Hubshard-Publish-Id: "
-_ATTEMPTS = 6
 _LONGEST_WAIT_S = 30.0
 
 
@@ -83,6 +82,7 @@ def commit_by_rule(
     branch: str,
     parent: str | None,
     publish_id: str,
+    max_retries: int = 5,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
     """Send a commit until it is known to be made, or known not to be; its id.
@@ -94,6 +94,7 @@ def commit_by_rule(
         branch: for messages.
         parent: the commit that ours builds on; None where there must be no branch yet.
         publish_id: what ours carries.
+        max_retries: after the first attempt.
         sleep: waits for so many seconds.
 
     Raises:
@@ -101,7 +102,7 @@ def commit_by_rule(
         StoreError: the attempts are used up.
     """
     wait_s = 1.0
-    for attempt in range(1, _ATTEMPTS + 1):
+    for attempt in range(max_retries + 1):
         try:
             return send()
         except (ConflictError, StoreError) as error:
@@ -116,10 +117,10 @@ def commit_by_rule(
             made, failure = None, error
         if made is not None:
             return made
-        if attempt < _ATTEMPTS:
+        if attempt < max_retries:
             sleep(failure.wait_s if isinstance(failure, BusyError) else wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-    message = f"gave up after {_ATTEMPTS} attempts to commit to {branch!r}: {failure}"
+    message = f"gave up after {max_retries + 1} attempts to commit to {branch!r}: {failure}"
     raise StoreError(message, hint="nothing was changed as far as we know; run it again", retryable=True) from failure
 
 

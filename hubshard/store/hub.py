@@ -11,8 +11,8 @@ from huggingface_hub.errors import RevisionNotFoundError
 from hubshard.errors import ConflictError, FormatError, IntegrityError, NotFoundError, StoreError
 from hubshard.protocols import Content, Entry, Revision, Staged
 from hubshard.store.commit import Made, commit_by_rule
-from hubshard.store.hub_client import HubClient, Token
-from hubshard.store.hub_commit import commit_body, history_of, made_of, pull_request_of, send_commit
+from hubshard.store.hub_client import HubClient, Patience, Token
+from hubshard.store.hub_commit import check_changes, commit_body, history_of, made_of, pull_request_of, send_commit
 from hubshard.store.hub_errors import status_of, translated
 from hubshard.store.hub_read import RangeReader
 from hubshard.store.hub_stage import Advice, Stager
@@ -40,6 +40,7 @@ class HubStore:
             function that is asked before each request.
         endpoint: the Hub's URL; None for that of huggingface_hub (HF_ENDPOINT).
         xet: whether large files may go by Xet; None for as hf_xet is installed and HF_HUB_DISABLE_XET says.
+        patience: with a bad line; None for the usual.
 
     Raises:
         FormatError: no valid repo id.
@@ -53,9 +54,11 @@ class HubStore:
         token: Token = None,
         endpoint: str | None = None,
         xet: bool | None = None,
+        patience: Patience | None = None,
     ) -> None:
-        self._client = HubClient(repo_id, repo_type=repo_type, token=token, endpoint=endpoint)
-        sessions = XetSessions() if (is_xet_enabled() if xet is None else xet) else None
+        self._client = HubClient(repo_id, repo_type=repo_type, token=token, endpoint=endpoint, patience=patience)
+        stall_s = self._client.patience.stall_s
+        sessions = XetSessions(stall_s) if (is_xet_enabled() if xet is None else xet) else None
         self._stager = Stager(self._client, sessions)
         self._reader = RangeReader(self._client)
         self._xet_reader = None if sessions is None else XetReader(self._client, sessions)
@@ -185,7 +188,7 @@ class HubStore:
             ConflictError: the head is not `parent`: who moved it, and how.
             StoreError: the token may not write, or tried again in vain.
         """
-        _check_paths(add, remove)
+        check_changes(add, remove)
         base = parent or self._new_branch(branch)
         gone = self._present(base, set(remove) - {staged.path for staged in add})
         lines = commit_body(parent=base.commit, add=add, remove=gone, message=message, publish_id=publish_id)
@@ -204,7 +207,14 @@ class HubStore:
             number.append(opened[0])
             return [opened[1]]
 
-        commit = commit_by_rule(send, history, branch=branch, parent=base.commit, publish_id=publish_id)
+        commit = commit_by_rule(
+            send,
+            history,
+            branch=branch,
+            parent=base.commit,
+            publish_id=publish_id,
+            max_retries=self._client.patience.max_retries,
+        )
         return Revision(f"refs/pr/{number[-1]}" if create_pr else branch, commit)
 
     # The repo
@@ -387,13 +397,3 @@ class HubStore:
 def _entry(item: Any) -> Entry:
     large = item.get("lfs")
     return Entry(str(item["path"]), int(item["size"]), str(large["oid"]) if large else None, str(item["oid"]))
-
-
-def _check_paths(add: Sequence[Staged], remove: Sequence[str]) -> None:
-    seen: set[str] = set()
-    for staged in add:
-        if check_path(staged.path) in seen:
-            raise FormatError(f"{staged.path} is added twice in one commit")
-        seen.add(staged.path)
-    for path in remove:
-        check_path(path)

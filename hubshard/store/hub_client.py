@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff, httpx
@@ -13,13 +14,27 @@ from hubshard.errors import FormatError
 from hubshard.store.hub_errors import translated
 from hubshard.target import check_repo_id
 
-__all__ = ["HubClient", "Token", "quoted"]
+__all__ = ["HubClient", "Patience", "Token", "quoted"]
 
 Token = str | bool | Callable[[], str | None] | None
 """A token; None for the one of this machine (login, HF_TOKEN, or the CI's identity), False for none at all, or a
 function that is asked before each request."""
 
 _URL_PREFIXES = {"model": "", "dataset": "datasets/", "space": "spaces/"}
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a bad line is borne.
+
+    Attributes:
+        max_retries: of one request, piece or commit, after its first try.
+        stall_s: seconds of silence that are a failure where bytes should come in; a server that has to work for its
+            answer gets a multiple of it.
+    """
+
+    max_retries: int = 5
+    stall_s: float = 30.0
 
 
 class HubClient:
@@ -30,14 +45,18 @@ class HubClient:
         repo_type: "model", "dataset" or "space".
         token: see `Token`.
         endpoint: the Hub's URL; None for that of huggingface_hub.
+        patience: with it.
     """
 
-    def __init__(self, repo_id: str, *, repo_type: str, token: Token, endpoint: str | None) -> None:
+    def __init__(
+        self, repo_id: str, *, repo_type: str, token: Token, endpoint: str | None, patience: Patience | None = None
+    ) -> None:
         if repo_type not in _URL_PREFIXES:
             raise FormatError(f"{repo_type!r} is no type of repo", hint="one of model, dataset, space")
         self.repo_id = check_repo_id(repo_id)
         self.repo_type = repo_type
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+        self.patience = patience or Patience()
         self._token = token
 
     @property
@@ -52,6 +71,13 @@ class HubClient:
     def headers(self) -> dict[str, str]:
         """Fresh headers of a request: a token may have been renewed since the last."""
         return dict(build_hf_headers(token=self.token(), library_name="hubshard"))
+
+    def headers_for(self, url: str) -> dict[str, str]:
+        """Fresh headers of a request to `url`: the token goes to the Hub, and to no other server."""
+        headers = self.headers()
+        if _origin(url) != _origin(self.endpoint):
+            headers = {name: value for name, value in headers.items() if name.lower() != "authorization"}
+        return headers
 
     def api(self) -> HfApi:
         """huggingface_hub's own client, with the token of now."""
@@ -83,10 +109,10 @@ class HubClient:
         retry: bool = True,
         auth: bool = True,
         headers: Mapping[str, str] | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float | None = None,
         **body: Any,
     ) -> httpx.Response:
-        """One request, tried again (5 times at most, up to 8 s apart, or when the server says) where that is safe.
+        """One request, tried again (up to 8 s apart, or when the server says) where that is safe.
 
         Args:
             method: of HTTP.
@@ -96,7 +122,7 @@ class HubClient:
             retry: False where it must not be sent twice.
             auth: False for signed URLs, which may lead to another server.
             headers: further ones.
-            timeout_s: of silence, for each read and write.
+            timeout_s: of silence, for each read and write; None for twice what is a stall.
             body: `json`, `params` or `content` of the request.
 
         Raises:
@@ -106,9 +132,9 @@ class HubClient:
             response: httpx.Response = http_backoff(
                 method,  # type: ignore[arg-type]  # its literal type has no public name
                 url,
-                max_retries=5 if retry else 0,
-                headers={**(self.headers() if auth else {}), **(headers or {})},
-                timeout=httpx.Timeout(timeout_s, connect=20.0),
+                max_retries=self.patience.max_retries if retry else 0,
+                headers={**(self.headers_for(url) if auth else {}), **(headers or {})},
+                timeout=httpx.Timeout(timeout_s or 2 * self.patience.stall_s, connect=20.0),
                 follow_redirects=auth,
                 **body,
             )
@@ -124,6 +150,11 @@ class HubClient:
             if following is None:
                 return
             response = self.send("GET", following, what)
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def quoted(part: str) -> str:

@@ -6,16 +6,32 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hubshard.errors import StoreError
+from hubshard.errors import FormatError, StoreError
 from hubshard.protocols import Staged
 from hubshard.store.commit import Made, publish_id_in, with_publish_id
 from hubshard.store.hub_client import HubClient
+from hubshard.store.paths import check_path
 
-__all__ = ["commit_body", "history_of", "made_of", "pull_request_of", "send_commit"]
+__all__ = ["check_changes", "commit_body", "history_of", "made_of", "pull_request_of", "send_commit"]
 
-_TIMEOUT_S = 600.0
+_STALLS = 20.0  # a large commit keeps the server busy
 _LOOK_BACK = 200
 _NEWEST_PULL_REQUESTS = 5
+
+
+def check_changes(add: Sequence[Staged], remove: Sequence[str]) -> None:
+    """Refuse paths that no repo takes, or that are added twice.
+
+    Raises:
+        FormatError: such a path.
+    """
+    seen: set[str] = set()
+    for staged in add:
+        if check_path(staged.path) in seen:
+            raise FormatError(f"{staged.path} is added twice in one commit")
+        seen.add(staged.path)
+    for path in remove:
+        check_path(path)
 
 
 def commit_body(
@@ -50,7 +66,7 @@ def send_commit(client: HubClient, branch: str, body: bytes, *, create_pr: bool)
         needs="write" if not create_pr else "read",
         retry=False,
         headers={"Content-Type": "application/x-ndjson"},
-        timeout_s=_TIMEOUT_S,
+        timeout_s=_STALLS * client.patience.stall_s,
         content=body,
         params={"create_pr": "1"} if create_pr else None,
     )

@@ -23,9 +23,8 @@ from hubshard.store.hub_errors import translated
 __all__ = ["is_held", "upload_lfs"]
 
 _MEDIA_TYPE = "application/vnd.git-lfs+json"
-_ATTEMPTS = 5
 _PIECE_BYTES = 1024 * 1024
-_TIMEOUT_S = 300.0
+_STALLS = 10.0  # the server has to check what it took in
 
 
 def is_held(client: HubClient, revision: str | None, *, path: str, nbytes: int, sha256: str) -> bool:
@@ -103,18 +102,18 @@ def _put(
 ) -> httpx.Response:
     """Send a range of the content to a signed URL, from its start again when that fails for a while."""
     what = f"upload {source.path}"
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(client.patience.max_retries + 1):
         try:
             with translated(what, client.repo, needs="write"):
                 response: httpx.Response = get_session().put(
                     url,
                     content=source.range(start, stop),
                     headers={"Content-Length": str(stop - start), **headers},
-                    timeout=httpx.Timeout(_TIMEOUT_S, connect=20.0),
+                    timeout=httpx.Timeout(_STALLS * client.patience.stall_s, connect=20.0),
                 )
                 hf_raise_for_status(response)
         except StoreError as error:
-            if not error.retryable or attempt + 1 == _ATTEMPTS:
+            if not error.retryable or attempt == client.patience.max_retries:
                 raise
             time.sleep(error.wait_s if isinstance(error, BusyError) else min(2.0**attempt, 8.0))
         else:

@@ -18,7 +18,6 @@ from hubshard.store.hub_errors import translated
 
 __all__ = ["RangeReader"]
 
-_ATTEMPTS = 6
 _MAX_HOPS = 5
 _SIGNED_URL_LIFETIME_S = 300.0
 _KEPT_URLS = 4096
@@ -35,18 +34,16 @@ class _Signed:
 class RangeReader:
     """Reads ranges of the files of one repo.
 
-    A read that fails is taken up where it stopped, 6 times at most without progress; a long silence is a
-    failure. Redirects (5 at most) are followed without the token where they leave the Hub; where one led is remembered
-    for 5 minutes, so that a file's next ranges cost one request each.
+    A read that fails is taken up where it stopped, as often as the client's patience allows without progress; a long
+    silence is a failure. Redirects (5 at most) are followed without the token where they leave the Hub; where one led
+    is remembered for 5 minutes, so that a file's next ranges cost one request each.
 
     Args:
         client: the repo.
-        stall_s: seconds of silence that are a failure.
     """
 
-    def __init__(self, client: HubClient, *, stall_s: float = 30.0) -> None:
+    def __init__(self, client: HubClient) -> None:
         self._client = client
-        self._stall_s = stall_s
         self._signed: dict[str, _Signed] = {}
 
     def stream(self, commit: str, path: str, start: int, stop: int) -> Iterator[bytes]:
@@ -67,7 +64,7 @@ class RangeReader:
                 if position - mark >= _PROGRESS_BYTES:
                     mark, failures = position, 0
                 failures += 1
-                if not error.retryable or failures == _ATTEMPTS:
+                if not error.retryable or failures > self._client.patience.max_retries:
                     raise
                 time.sleep(error.wait_s if isinstance(error, BusyError) else min(0.5 * 2.0**failures, 8.0))
 
@@ -106,10 +103,8 @@ class RangeReader:
         raise StoreError(f"{self._client.repo}: {path}: more than {_MAX_HOPS} redirects, the last to {_bare(url)}")
 
     def _get(self, url: str, start: int, stop: int) -> contextlib.AbstractContextManager[httpx.Response]:
-        headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
-        if _origin(url) == _origin(self._client.endpoint):
-            headers |= self._client.headers()
-        timeout = httpx.Timeout(self._stall_s, connect=20.0)
+        headers = {**self._client.headers_for(url), "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+        timeout = httpx.Timeout(self._client.patience.stall_s, connect=20.0)
         stream: contextlib.AbstractContextManager[httpx.Response] = get_session().stream(
             "GET", url, headers=headers, timeout=timeout, follow_redirects=False
         )
@@ -143,11 +138,6 @@ class RangeReader:
         if len(self._signed) >= _KEPT_URLS:
             self._signed.clear()
         self._signed[first] = _Signed(url, time.monotonic() + _SIGNED_URL_LIFETIME_S)
-
-
-def _origin(url: str) -> tuple[str, str, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _bare(url: str) -> str:

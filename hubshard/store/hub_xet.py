@@ -84,7 +84,7 @@ class XetUploader:
     def _attempt(self, access: _Access, content: CheckedContent, path: str, sha256: str | None) -> tuple[str, int]:
         headers = self._client.headers()
         with self._errors(path):
-            upload = self._sessions.get().new_upload_commit(
+            upload = self._sessions.for_upload().new_upload_commit(
                 endpoint=access.endpoint,
                 token=access.token,
                 token_expiry_unix_secs=access.expiry,

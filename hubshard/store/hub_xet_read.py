@@ -96,7 +96,7 @@ class XetReader:
             if key not in self._groups:
                 headers = self._client.headers()
                 self._groups = {
-                    key: self._sessions.get().new_download_stream_group(
+                    key: self._sessions.for_download().new_download_stream_group(
                         token_refresh_url=self._client.api_url("xet-read-token", commit),
                         token_refresh_headers=headers,
                         custom_headers={

@@ -1,4 +1,4 @@
-"""hf_xet's session: one per store, made when it is first needed, with its memory bounded."""
+"""hf_xet's sessions: made when they are first needed, with their memory bounded."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from huggingface_hub import constants
 
 __all__ = ["XetSessions", "is_xet_enabled"]
 
+_UPLOAD_STALLS = 60.0
+
 _CONFIG = {
     # Up: blocks of 64 MB are filled, and those that wait to be sent are held. With two in flight, one stream takes
     # 230 MiB on a fast line and 360 MiB on one of 15 MB/s (505 MiB and more with the defaults); two 570, three 740 MiB.
@@ -24,7 +26,6 @@ _CONFIG = {
     "reconstruction.min_reconstruction_fetch_size": 16_000_000,
     "reconstruction.min_prefetch_buffer": 16_000_000,
     "client.ac_max_download_concurrency": 16,
-    "client.read_timeout": "30s",
     "client.retry_base_delay": "1s",
 }
 
@@ -35,18 +36,31 @@ def is_xet_enabled() -> bool:
 
 
 class XetSessions:
-    """The session of this process; a fork gets its own."""
+    """The sessions of this process, one for each direction; a fork gets its own.
 
-    def __init__(self) -> None:
+    Args:
+        stall_s: seconds of silence that are a failure. hf_xet's limit runs from the first byte that is sent to the
+            first of the answer: going up, a block of 64 MB on a slow line needs 60 times as much.
+    """
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
         self._lock = threading.Lock()
-        self._session: Any = None
-        self._process = 0
+        self._sessions: dict[tuple[int, str], Any] = {}
 
-    def get(self) -> Any:
+    def for_upload(self) -> Any:
         """An `hf_xet.XetSession`."""
+        return self._get("upload", _UPLOAD_STALLS * self._stall_s)
+
+    def for_download(self) -> Any:
+        """An `hf_xet.XetSession`."""
+        return self._get("download", self._stall_s)
+
+    def _get(self, direction: str, timeout_s: float) -> Any:
         hf_xet = importlib.import_module("hf_xet")  # slow, and only needed here
+        key = os.getpid(), direction
         with self._lock:
-            if self._session is None or self._process != os.getpid():
-                self._session = hf_xet.XetSession(hf_xet.XetConfig().with_config(_CONFIG))
-                self._process = os.getpid()
-            return self._session
+            if key not in self._sessions:
+                config = _CONFIG | {"client.read_timeout": f"{max(int(timeout_s * 1000), 1)}ms"}
+                self._sessions[key] = hf_xet.XetSession(hf_xet.XetConfig().with_config(config))
+            return self._sessions[key]
