@@ -102,18 +102,21 @@ class CacheLayout:
         blob = self._blob(entry)
         blob.parent.mkdir(parents=True, exist_ok=True)
         part.move(blob)
-        sync_folder(blob.parent)
         return blob
 
     def show(self, at: Revision, selection: Selection, listing: Sequence[Entry], content: Mapping[str, Path]) -> Path:
         """Make the snapshot, then the ref."""
         snapshot = self._snapshot(at.commit)
+        if (self.root / "blobs").is_dir():
+            sync_folder(self.root / "blobs")  # no link is durable before what it leads to
         if snapshot.is_dir():
             self._complete(snapshot, selection, content)
         else:
             self._make(snapshot, selection, content)
         write_record(
-            self._record_path(at.commit), Record(self._repo_id, at, tuple(listing), frozenset()), private=self.private
+            self._record_path(at.commit),
+            Record(self._repo_id, Revision(at.commit, at.commit), tuple(listing), frozenset()),
+            private=self.private,
         )
         if at.branch != at.commit:
             write_atomically(self.root / "refs" / at.branch, at.commit.encode(), private=self.private)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Protocol, TypeVar, runtime_checkable
 
 from hubshard.digests import content_id, new_hash
 from hubshard.engine import run
@@ -22,6 +23,16 @@ _WHOLE_TRIES = 3
 _FILES_AT_ONCE = 4  # of several pieces: so many hashes may run in parallel
 _MAX_PAUSE_SECONDS = 8.0
 _SMALL_COST_BYTES = 1 << 16
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class _Streams(Protocol):
+    """A store that hands on the buffers that it gets, which saves a copy."""
+
+    def stream(self, at: Revision, path: str, start: int, stop: int) -> Iterator[Buffer]:
+        """The bytes of a range, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +85,17 @@ class Transfer:
         Raises:
             IntegrityError, StoreError: as for `fetch`.
         """
-        data = memoryview(bytearray(entry.nbytes))
 
-        def read_checked() -> None:
-            self.store.read(self.at, entry.path, 0, entry.nbytes, data)
+        def read_checked() -> bytes:
+            data = bytearray(entry.nbytes)
+            self.store.read(self.at, entry.path, 0, entry.nbytes, memoryview(data))
             digest = new_hash(entry)
             digest.update(data)
             if digest.hexdigest() != content_id(entry):
                 raise IntegrityError(f"{entry.path}: what arrived has the hash {digest.hexdigest()}")
+            return bytes(data)
 
-        self._patiently(entry, read_checked)
-        return bytes(data)
+        return self._patiently(entry, read_checked)
 
     def _round(self, entries: Sequence[Entry], keep: Callable[[Entry, Part], None]) -> list[tuple[Entry, str]]:
         """Fetch each file once; those that came out wrong, with the hash that was found."""
@@ -107,17 +118,28 @@ class Transfer:
         is_complete = arrival.take_in(piece, self._piece(arrival, piece))
         return self._finish(arrival, keep) if is_complete else None
 
-    def _piece(self, arrival: _Arrival, piece: int) -> Buffer:
+    def _piece(self, arrival: _Arrival, piece: int) -> Sequence[Buffer]:
         entry, part = arrival.entry, self._open(arrival)
         kept = part.read(piece)
         if kept is not None:
-            return kept
+            return [kept]
         start, stop = part.span(piece)
-        data = memoryview(bytearray(stop - start))
-        self._patiently(entry, lambda: self.store.read(self.at, entry.path, start, stop, data))
+        data = self._patiently(entry, lambda: self._range(entry, start, stop))
         part.write(piece, data)
         self._tell("received", entry, stop - start)
         return data
+
+    def _range(self, entry: Entry, start: int, stop: int) -> Sequence[Buffer]:
+        """The bytes of a range in buffers one after the other: those of the network, where the store hands them on."""
+        if not isinstance(self.store, _Streams):
+            data = memoryview(bytearray(stop - start))
+            self.store.read(self.at, entry.path, start, stop, data)
+            return [data]
+        buffers = list(self.store.stream(self.at, entry.path, start, stop))
+        nbytes = sum(map(len, buffers))
+        if nbytes != stop - start:
+            raise IntegrityError(f"{entry.path}: {nbytes} bytes came for the range {start}-{stop}")
+        return buffers
 
     def _open(self, arrival: _Arrival) -> Part:
         part, arrived_bytes = arrival.open()
@@ -138,7 +160,7 @@ class Transfer:
         self._tell("verify", entry, entry.nbytes)
         return None
 
-    def _patiently(self, entry: Entry, call: Callable[[], None]) -> None:
+    def _patiently(self, entry: Entry, call: Callable[[], T]) -> T:
         """Call, and call again where the error says that this may help."""
         for attempt in range(self.max_retries + 1):
             if attempt > 1:  # the first try again is made at once
@@ -149,7 +171,7 @@ class Transfer:
                 if attempt == self.max_retries or (isinstance(error, StoreError) and not error.retryable):
                     raise
                 self._tell("retry", entry, 0, str(error))
-        return None
+        raise AssertionError("unreachable: the last try returns or raises")
 
     def _tell(self, kind: str, entry: Entry, nbytes: int, detail: str = "") -> None:
         self.on_event(Event("pull", kind, entry.path, nbytes, detail))
@@ -165,7 +187,7 @@ class _Arrival:
         self._part: Part | None = None
         self._digest = new_hash(entry)
         self._lock = threading.Lock()
-        self._waiting: dict[int, Buffer] = {}
+        self._waiting: dict[int, Sequence[Buffer]] = {}
         self._next = 0
         self._is_hashing = False
 
@@ -181,7 +203,7 @@ class _Arrival:
             self._part = Part(self._folder, name_of(content_id(self.entry)), self.entry.nbytes)
             return self._part, self._part.arrived_bytes
 
-    def take_in(self, piece: int, data: Buffer) -> bool:
+    def take_in(self, piece: int, data: Sequence[Buffer]) -> bool:
         """Hash a piece when all before it have been; one that is early waits, without its thread.
 
         Returns:
@@ -199,7 +221,8 @@ class _Arrival:
                     self._is_hashing = False
                     return self._next > self.last
                 self._next += 1
-            self._digest.update(due)
+            for buffer in due:
+                self._digest.update(buffer)
 
     def hexdigest(self) -> str:
         """Of all pieces so far."""

@@ -136,7 +136,7 @@ def test_wrong_bytes_that_an_earlier_run_has_left_are_found_by_the_hash(
     assert [event.path for event in events if event.kind == "retry"] == ["model.safetensors"]
 
 
-def test_bytes_on_the_disk_that_rot_between_two_runs_are_fetched_again_alone(
+def test_a_block_that_a_power_cut_has_torn_out_is_fetched_again_with_its_piece_alone(
     memory: ModuleType, make_layout: MakeLayout
 ) -> None:
     def fail(path: str, start: int, _: memoryview) -> None:
@@ -150,8 +150,8 @@ def test_bytes_on_the_disk_that_rot_between_two_runs_are_fetched_again_alone(
         pull_from(hub, make_layout(), memory.request(workers=1))
     [part] = (make_layout().private / "parts").glob("*.part")
     with part.open("r+b") as file:
-        file.seek(PIECE_BYTES + 17)
-        file.write(b"rot")
+        file.seek(PIECE_BYTES + 4096)
+        file.write(bytes(4096))
     hub.fault, hub.nbytes_read = None, 0
     assert memory.held(pull_from(hub, make_layout(), memory.request())) == files
     assert hub.nbytes_read == 2 * PIECE_BYTES

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hubshard.digests import content_id
 from hubshard.errors import (
     FormatError,
     IncompleteError,
@@ -20,7 +21,6 @@ from hubshard.errors import (
     StoreError,
 )
 from hubshard.events import Event, ignore
-from hubshard.digests import content_id
 from hubshard.fetch.folder import FolderLayout
 from hubshard.fetch.hf_cache import CacheLayout
 from hubshard.fetch.layout import Layout
