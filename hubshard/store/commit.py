@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hubshard.errors import ConflictError, StoreError
+from hubshard.events import OnRetry, ignore_retry
 from hubshard.protocols import Revision
 
 __all__ = ["BusyError", "Made", "check_head", "commit_by_rule", "publish_id_in", "with_publish_id"]
@@ -84,6 +85,7 @@ def commit_by_rule(
     publish_id: str,
     max_retries: int = 5,
     sleep: Callable[[float], None] = time.sleep,
+    on_retry: OnRetry = ignore_retry,
 ) -> str:
     """Send a commit until it is known to be made, or known not to be; its id.
 
@@ -96,6 +98,7 @@ def commit_by_rule(
         publish_id: what ours carries.
         max_retries: after the first attempt.
         sleep: waits for so many seconds.
+        on_retry: is told of each further attempt.
 
     Raises:
         ConflictError: another commit is there.
@@ -118,7 +121,9 @@ def commit_by_rule(
         if made is not None:
             return made
         if attempt < max_retries:
-            sleep(failure.wait_s if isinstance(failure, BusyError) else wait_s)
+            pause_s = failure.wait_s if isinstance(failure, BusyError) else wait_s
+            on_retry(branch, failure.message, pause_s)
+            sleep(pause_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
     message = f"gave up after {max_retries + 1} attempts to commit to {branch!r}: {failure}"
     raise StoreError(message, hint="nothing was changed as far as we know; run it again", retryable=True) from failure

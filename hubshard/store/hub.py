@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from huggingface_hub.errors import RevisionNotFoundError
@@ -14,7 +13,7 @@ from hubshard.store.commit import Made, commit_by_rule
 from hubshard.store.hub_client import HubClient, Patience, Token
 from hubshard.store.hub_commit import check_changes, commit_body, history_of, made_of, pull_request_of, send_commit
 from hubshard.store.hub_errors import status_of, translated
-from hubshard.store.hub_read import RangeReader
+from hubshard.store.hub_read import RangeReader, entry_of
 from hubshard.store.hub_stage import Advice, Stager
 from hubshard.store.hub_xet_read import XetFile, XetReader
 from hubshard.store.hub_xet_session import XetSessions, is_xet_enabled
@@ -97,7 +96,7 @@ class HubStore:
             in_xet = [item for item in items if item.get("xetHash") and item.get("lfs")]
             files = {str(item["path"]): XetFile(str(item["xetHash"]), int(item["size"])) for item in in_xet}
             self._xet_reader.note(at.commit, files)
-        return sorted(map(_entry, items), key=lambda entry: entry.path)
+        return sorted(map(entry_of, items), key=lambda entry: entry.path)
 
     def read(self, at: Revision, path: str, start: int, stop: int, into: memoryview) -> None:
         """Fill `into` with bytes `start` to `stop` of a file; an interrupted transfer goes on where it stopped.
@@ -119,12 +118,14 @@ class HubStore:
         position = start
         file = self._xet_reader.find(at.commit, path) if self._xet_reader is not None else None
         if self._xet_reader is not None and file is not None and stop - start >= _XET_BYTES and stop <= file.nbytes:
-            with contextlib.suppress(StoreError):  # HTTP is the other route: its errors are those that are told
+            try:
                 for piece in self._xet_reader.stream(at.commit, file, start, stop):
                     position += len(piece)
                     if position > stop:
                         raise IntegrityError(f"{self._client.repo}: {path}: more bytes came than asked for")
                     yield piece
+            except StoreError as error:  # HTTP is the other route
+                self._client.patience.on_retry(path, error.message, 0.0)
         yield from self._reader.stream(at.commit, path, position, stop)
 
     def stage(
@@ -136,12 +137,12 @@ class HubStore:
         nbytes: int,
         sha256: str | None = None,
         create_pr: bool = False,
+        on_sent: Callable[[int], None] = lambda _: None,
     ) -> Staged:
         """Make content durable without showing it. A branch that is not there yet is taken as main.
 
-        Small text goes along in the receipt. Large files go by Xet in one pass over `data`; where Xet is off
-        or the Hub has none, by LFS in two (one where `sha256` is given). Where `sha256` is given
-        and the repo holds it, `data` is hardly read.
+        Small text goes along in the receipt. Large files go by Xet in one pass over `data`; where Xet is off or the Hub
+        has none, by LFS in two (one with `sha256`). Where the repo holds `sha256`, `data` is hardly read.
 
         Args:
             branch: the branch whose commit will name it.
@@ -150,12 +151,15 @@ class HubStore:
             nbytes: its size.
             sha256: of the content, where known.
             create_pr: the commit will open a pull request.
+            on_sent: is told of bytes that went to the storage since its last call, from any thread.
 
         Raises:
             IntegrityError: `data` has another size or hash than said.
             StoreError: the repo's .gitignore refuses it, the token may not write, or tried again in vain.
         """
-        return self._stager.stage(branch, check_path(path), data, nbytes=nbytes, sha256=sha256, create_pr=create_pr)
+        return self._stager.stage(
+            branch, check_path(path), data, nbytes=nbytes, sha256=sha256, create_pr=create_pr, on_sent=on_sent
+        )
 
     def commit(
         self,
@@ -214,6 +218,7 @@ class HubStore:
             parent=base.commit,
             publish_id=publish_id,
             max_retries=self._client.patience.max_retries,
+            on_retry=self._client.patience.on_retry,
         )
         return Revision(f"refs/pr/{number[-1]}" if create_pr else branch, commit)
 
@@ -392,8 +397,3 @@ class HubStore:
     def _refs(self, kind: str) -> Mapping[str, str]:
         answer = self._client.send("GET", self._client.api_url("refs"), "list branches and tags").json()
         return {str(ref["name"]): str(ref["targetCommit"]) for ref in answer[kind]}
-
-
-def _entry(item: Any) -> Entry:
-    large = item.get("lfs")
-    return Entry(str(item["path"]), int(item["size"]), str(large["oid"]) if large else None, str(item["oid"]))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff, httpx
 
-from hubshard.errors import FormatError
+from hubshard.errors import FormatError, StoreError
+from hubshard.events import OnRetry, ignore_retry
+from hubshard.store.commit import BusyError
 from hubshard.store.hub_errors import translated
 from hubshard.target import check_repo_id
 
@@ -20,6 +24,9 @@ Token = str | bool | Callable[[], str | None] | None
 """A token; None for the one of this machine (login, HF_TOKEN, or the CI's identity), False for none at all, or a
 function that is asked before each request."""
 
+T = TypeVar("T")
+
+_LONGEST_WAIT_S = 8.0
 _URL_PREFIXES = {"model": "", "dataset": "datasets/", "space": "spaces/"}
 
 
@@ -31,10 +38,36 @@ class Patience:
         max_retries: of one request, piece or commit, after its first try.
         stall_s: seconds of silence that are a failure where bytes should come in; a server that has to work for its
             answer gets a multiple of it.
+        on_retry: is told of each retry.
     """
 
     max_retries: int = 5
     stall_s: float = 30.0
+    on_retry: OnRetry = ignore_retry
+
+    def insist(self, attempt: Callable[[], T], what: str, *, retry: bool = True) -> T:
+        """Try, and again (up to 8 s apart, or when the server says) after errors that may pass.
+
+        Args:
+            attempt: raises StoreError, retryable where another try may help.
+            what: for whoever is told.
+            retry: False for one try.
+        """
+        retries = self.max_retries if retry else 0
+        for number in range(retries + 1):
+            try:
+                return attempt()
+            except StoreError as error:
+                if not error.retryable or number == retries:
+                    raise
+                self.pause(what, error, min(2.0**number, _LONGEST_WAIT_S))
+        raise AssertionError("unreachable: the last attempt raises or returns")
+
+    def pause(self, what: str, error: StoreError, wait_s: float) -> None:
+        """Say that another try follows, and wait: as long as the server says, else `wait_s`."""
+        wait_s = error.wait_s if isinstance(error, BusyError) else wait_s
+        self.on_retry(what, error.message, wait_s)
+        time.sleep(wait_s)
 
 
 class HubClient:
@@ -112,7 +145,7 @@ class HubClient:
         timeout_s: float | None = None,
         **body: Any,
     ) -> httpx.Response:
-        """One request, tried again (up to 8 s apart, or when the server says) where that is safe.
+        """One request, tried again, with fresh headers, where that is safe.
 
         Args:
             method: of HTTP.
@@ -128,15 +161,22 @@ class HubClient:
         Raises:
             NotFoundError, ConflictError, StoreError: as the answer says.
         """
+        timeout = httpx.Timeout(timeout_s or 2 * self.patience.stall_s, connect=20.0)
+        attempt = partial(self._attempt, method, url, what, needs, headers, timeout=timeout, auth=auth, **body)
+        return self.patience.insist(attempt, what, retry=retry)
+
+    def _attempt(
+        self, method: str, url: str, what: str, needs: str, headers: Mapping[str, str] | None, *, auth: bool, **how: Any
+    ) -> httpx.Response:
+        sent = {**(self.headers_for(url) if auth else {}), **(headers or {})}
         with translated(what, self.repo, needs=needs):
-            response: httpx.Response = http_backoff(
+            response: httpx.Response = http_backoff(  # its own retries would go untold
                 method,  # type: ignore[arg-type]  # its literal type has no public name
                 url,
-                max_retries=self.patience.max_retries if retry else 0,
-                headers={**(self.headers_for(url) if auth else {}), **(headers or {})},
-                timeout=httpx.Timeout(timeout_s or 2 * self.patience.stall_s, connect=20.0),
+                max_retries=0,
+                headers=sent,
                 follow_redirects=auth,
-                **body,
+                **how,
             )
             hf_raise_for_status(response)
         return response

@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import httpx
+from huggingface_hub.utils import httpx, parse_ratelimit_headers
 
 from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError, StoreError
 from hubshard.store.commit import BusyError
@@ -115,6 +115,9 @@ def _skew(error: HfHubHTTPError) -> str:
 
 
 def _retry_after(error: HfHubHTTPError) -> float | None:
+    limit = parse_ratelimit_headers(error.response.headers)
+    if limit is not None and limit.remaining == 0:
+        return float(limit.reset_in_seconds) + 1.0  # whole seconds, rounded down
     value = error.response.headers.get("Retry-After", "").strip()
     return float(value) if value.isdigit() else None
 

@@ -7,15 +7,13 @@ of the upload action has `chunk_size` and one URL per part number, and its `href
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from huggingface_hub.utils import get_session, hf_raise_for_status, httpx
 
 from hubshard.errors import IntegrityError, StoreError
 from hubshard.protocols import Content
-from hubshard.store.commit import BusyError
 from hubshard.store.content import blocks_of
 from hubshard.store.hub_client import HubClient
 from hubshard.store.hub_errors import translated
@@ -32,7 +30,16 @@ def is_held(client: HubClient, revision: str | None, *, path: str, nbytes: int, 
     return _upload_action(client, revision, path=path, nbytes=nbytes, sha256=sha256) is None
 
 
-def upload_lfs(client: HubClient, revision: str | None, data: Content, *, path: str, nbytes: int, sha256: str) -> int:
+def upload_lfs(
+    client: HubClient,
+    revision: str | None,
+    data: Content,
+    *,
+    path: str,
+    nbytes: int,
+    sha256: str,
+    on_sent: Callable[[int], None],
+) -> int:
     """Send content unless the repo holds it; the bytes sent.
 
     Args:
@@ -42,6 +49,7 @@ def upload_lfs(client: HubClient, revision: str | None, data: Content, *, path: 
         path: for messages.
         nbytes: its size.
         sha256: in hex.
+        on_sent: is told of the bytes handed to the network since its last call.
 
     Raises:
         IntegrityError: `data` has another size or hash.
@@ -50,7 +58,7 @@ def upload_lfs(client: HubClient, revision: str | None, data: Content, *, path: 
     actions = _upload_action(client, revision, path=path, nbytes=nbytes, sha256=sha256)
     if actions is None:
         return 0
-    source = _Rewindable(data, path=path, nbytes=nbytes, sha256=sha256)
+    source = _Rewindable(data, path=path, nbytes=nbytes, sha256=sha256, on_sent=on_sent)
     upload = actions["upload"]
     part_bytes = int((upload.get("header") or {}).get("chunk_size", 0))
     if part_bytes:
@@ -102,30 +110,27 @@ def _put(
 ) -> httpx.Response:
     """Send a range of the content to a signed URL, from its start again when that fails for a while."""
     what = f"upload {source.path}"
-    for attempt in range(client.patience.max_retries + 1):
-        try:
-            with translated(what, client.repo, needs="write"):
-                response: httpx.Response = get_session().put(
-                    url,
-                    content=source.range(start, stop),
-                    headers={"Content-Length": str(stop - start), **headers},
-                    timeout=httpx.Timeout(_STALLS * client.patience.stall_s, connect=20.0),
-                )
-                hf_raise_for_status(response)
-        except StoreError as error:
-            if not error.retryable or attempt == client.patience.max_retries:
-                raise
-            time.sleep(error.wait_s if isinstance(error, BusyError) else min(2.0**attempt, 8.0))
-        else:
-            return response
-    raise AssertionError("unreachable: the last attempt raises or returns")
+
+    def attempt() -> httpx.Response:
+        with translated(what, client.repo, needs="write"):
+            response: httpx.Response = get_session().put(
+                url,
+                content=source.range(start, stop),
+                headers={"Content-Length": str(stop - start), **headers},
+                timeout=httpx.Timeout(_STALLS * client.patience.stall_s, connect=20.0),
+            )
+            hf_raise_for_status(response)
+        return response
+
+    return client.patience.insist(attempt, what)
 
 
 class _Rewindable:
     """Content that is read in order, range by range, and begun anew where a range is asked for again."""
 
-    def __init__(self, data: Content, *, path: str, nbytes: int, sha256: str) -> None:
+    def __init__(self, data: Content, *, path: str, nbytes: int, sha256: str, on_sent: Callable[[int], None]) -> None:
         self.path = path
+        self._on_sent = on_sent
         self._data = data
         self._nbytes = nbytes
         self._sha256 = sha256
@@ -154,6 +159,7 @@ class _Rewindable:
             if self._position == self._nbytes:
                 self._check_end()
             yield data
+            self._on_sent(len(data))
 
     def _check_end(self) -> None:
         if self._rest.nbytes or next(self._blocks, None) is not None or self._hash.hexdigest() != self._sha256:

@@ -7,16 +7,17 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from huggingface_hub.utils import get_session, hf_raise_for_status, httpx
 
 from hubshard.errors import IntegrityError, StoreError
-from hubshard.store.commit import BusyError
+from hubshard.protocols import Entry
 from hubshard.store.hub_client import HubClient
 from hubshard.store.hub_errors import translated
 
-__all__ = ["RangeReader"]
+__all__ = ["RangeReader", "entry_of"]
 
 _MAX_HOPS = 5
 _SIGNED_URL_LIFETIME_S = 300.0
@@ -66,7 +67,7 @@ class RangeReader:
                 failures += 1
                 if not error.retryable or failures > self._client.patience.max_retries:
                     raise
-                time.sleep(error.wait_s if isinstance(error, BusyError) else min(0.5 * 2.0**failures, 8.0))
+                self._client.patience.pause(path, error, min(0.5 * 2.0**failures, 8.0))
 
     def _attempt(self, commit: str, path: str, start: int, stop: int) -> Iterator[bytes]:
         what = f"read bytes {start}-{stop} of {path} at {commit[:12]}"
@@ -138,6 +139,12 @@ class RangeReader:
         if len(self._signed) >= _KEPT_URLS:
             self._signed.clear()
         self._signed[first] = _Signed(url, time.monotonic() + _SIGNED_URL_LIFETIME_S)
+
+
+def entry_of(item: Any) -> Entry:
+    """A file of the Hub's list of a tree."""
+    large = item.get("lfs")
+    return Entry(str(item["path"]), int(item["size"]), str(large["oid"]) if large else None, str(item["oid"]))
 
 
 def _bare(url: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hubshard.errors import NotFoundError, StoreError
@@ -78,7 +78,15 @@ class Stager:
         return found
 
     def stage(
-        self, branch: str, path: str, data: Content, *, nbytes: int, sha256: str | None, create_pr: bool
+        self,
+        branch: str,
+        path: str,
+        data: Content,
+        *,
+        nbytes: int,
+        sha256: str | None,
+        create_pr: bool,
+        on_sent: Callable[[int], None],
     ) -> Staged:
         """Make the content of one file durable; see `Store.stage`."""
         sample = sample_of(data, _SAMPLE_BYTES) if nbytes else b""
@@ -94,7 +102,7 @@ class Stager:
         target = None if create_pr else revision
         if sha256 is not None and (advice.blob == sha256 or self._is_held(target, path, nbytes, sha256)):
             return Staged(path, nbytes, sha256, {"mode": "held"})
-        return self._send(target, path, data, nbytes=nbytes, sha256=sha256)
+        return self._send(target, path, data, nbytes=nbytes, sha256=sha256, on_sent=on_sent)
 
     def _advised(self, branch: str, path: str, nbytes: int, sample: bytes, *, create_pr: bool) -> tuple[str, Advice]:
         try:
@@ -112,13 +120,22 @@ class Stager:
                 return False
             raise
 
-    def _send(self, revision: str | None, path: str, data: Content, *, nbytes: int, sha256: str | None) -> Staged:
+    def _send(
+        self,
+        revision: str | None,
+        path: str,
+        data: Content,
+        *,
+        nbytes: int,
+        sha256: str | None,
+        on_sent: Callable[[int], None],
+    ) -> Staged:
         if self._xet is not None:
-            done = self._xet.upload(revision, data, path=path, nbytes=nbytes, sha256=sha256)
+            done = self._xet.upload(revision, data, path=path, nbytes=nbytes, sha256=sha256, on_sent=on_sent)
             if done is not None:
                 return Staged(path, nbytes, done[0], {"mode": "xet"}, nbytes_sent=done[1])
         sha256 = sha256 or sha256_of(data, path=path, nbytes=nbytes)
-        sent = upload_lfs(self._client, revision, data, path=path, nbytes=nbytes, sha256=sha256)
+        sent = upload_lfs(self._client, revision, data, path=path, nbytes=nbytes, sha256=sha256, on_sent=on_sent)
         return Staged(path, nbytes, sha256, {"mode": "lfs"}, nbytes_sent=sent)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import StoreError
 from hubshard.protocols import Content
@@ -15,9 +15,13 @@ from hubshard.store.hub_client import HubClient
 from hubshard.store.hub_errors import status_of
 from hubshard.store.hub_xet_session import XetSessions
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = ["XetUploader"]
 
 _ATTEMPTS = 3
+_LOOK_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,14 @@ class XetUploader:
         self._sessions = sessions
 
     def upload(
-        self, revision: str | None, data: Content, *, path: str, nbytes: int, sha256: str | None
+        self,
+        revision: str | None,
+        data: Content,
+        *,
+        path: str,
+        nbytes: int,
+        sha256: str | None,
+        on_sent: Callable[[int], None],
     ) -> tuple[str, int] | None:
         """Make content durable; its sha256, and the bytes that crossed the network for it; None on a Hub without Xet.
 
@@ -51,6 +62,7 @@ class XetUploader:
             path: for messages.
             nbytes: its size.
             sha256: in hex, or None.
+            on_sent: is told of the bytes that crossed the network since its last call.
 
         Raises:
             IntegrityError: `data` has another size or hash.
@@ -61,13 +73,12 @@ class XetUploader:
             if access is None:
                 return None
             try:
-                return self._attempt(
-                    access, CheckedContent(data, path=path, nbytes=nbytes, sha256=sha256), path, sha256
-                )
+                content = CheckedContent(data, path=path, nbytes=nbytes, sha256=sha256)
+                return self._attempt(access, content, path, sha256, on_sent)
             except StoreError as error:
                 if not error.retryable or attempt == _ATTEMPTS:
                     raise
-            time.sleep(attempt)
+                self._client.patience.pause(path, error, float(attempt))
         raise AssertionError("unreachable: the last attempt raises or returns")
 
     def _access(self, revision: str | None, path: str) -> _Access | None:
@@ -81,7 +92,14 @@ class XetUploader:
             raise
         return _Access(answer["casUrl"], answer["accessToken"], int(answer["exp"]), url)
 
-    def _attempt(self, access: _Access, content: CheckedContent, path: str, sha256: str | None) -> tuple[str, int]:
+    def _attempt(
+        self,
+        access: _Access,
+        content: CheckedContent,
+        path: str,
+        sha256: str | None,
+        on_sent: Callable[[int], None],
+    ) -> tuple[str, int]:
         headers = self._client.headers()
         with self._errors(path):
             upload = self._sessions.for_upload().new_upload_commit(
@@ -93,22 +111,27 @@ class XetUploader:
                 custom_headers={name: value for name, value in headers.items() if name.lower() != "authorization"},
             )
         try:
-            return self._fill(upload, content, path, sha256)
+            with _Meter(upload, on_sent) as meter:
+                sent = self._fill(upload, content, path, sha256, meter)
         except BaseException:
             with contextlib.suppress(OSError, RuntimeError):  # the reason is on its way already
                 upload.abort()
             raise
+        return content.sha256, sent
 
-    def _fill(self, upload: Any, content: CheckedContent, path: str, sha256: str | None) -> tuple[str, int]:
+    def _fill(self, upload: Any, content: CheckedContent, path: str, sha256: str | None, meter: _Meter) -> int:
         with self._errors(path):  # a hash that is known is not computed twice: the content's own pass checks it
             stream = upload.start_upload_stream(name=path, **({"sha256": sha256} if sha256 else {}))
         for block in content:
             with self._errors(path):
                 stream.write(bytes(block))
+            meter.check()
         with self._errors(path):
             stream.finish()
             report = upload.wait_to_finish()
-        return content.sha256, int(report.dedup_metrics.xorb_bytes_uploaded)
+        sent = int(report.dedup_metrics.xorb_bytes_uploaded)
+        meter.end(sent)
+        return sent
 
     @contextlib.contextmanager
     def _errors(self, path: str) -> Iterator[None]:
@@ -121,3 +144,55 @@ class XetUploader:
                 hint="is the Hub reachable? run it again: what was finished is not sent again",
                 retryable=isinstance(error, ConnectionError | TimeoutError),
             ) from error
+
+
+class _Meter:
+    """Looks at what an upload has sent, several times a second: hf_xet reports nothing by itself.
+
+    Args:
+        upload: hf_xet's.
+        on_sent: is told of the bytes since its last call; what it raises ends the upload.
+    """
+
+    def __init__(self, upload: Any, on_sent: Callable[[int], None]) -> None:
+        self._upload = upload
+        self._on_sent = on_sent
+        self._told_bytes = 0
+        self._error: BaseException | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hubshard-xet-meter", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what `on_sent` has raised."""
+        if self._error is not None:
+            raise self._error
+
+    def end(self, sent_bytes: int) -> None:
+        """Tell of the rest, now that the sum is known."""
+        self._ended.set()
+        self._thread.join()
+        self._tell(sent_bytes)
+
+    def _run(self) -> None:
+        while not self._ended.wait(_LOOK_SECONDS):
+            try:
+                self._tell(int(self._upload.progress().total_transfer_bytes_completed))
+            except BaseException as error:  # noqa: BLE001  # raised again where the upload is waited for
+                self._error = error
+                with contextlib.suppress(OSError, RuntimeError):
+                    self._upload.abort()
+                return
+
+    def _tell(self, sent_bytes: int) -> None:
+        if sent_bytes > self._told_bytes:
+            told, self._told_bytes = self._told_bytes, sent_bytes
+            self._on_sent(sent_bytes - told)
