@@ -97,7 +97,7 @@ class World:
         self.pool = pool
         self.folder = folder
         self.repo: Repo = new_repo(hub)
-        self.repo.put(weights(1), shards=3)
+        self.repo.put(weights(1), shards=3, **{"config.json": b'{"of": "old"}'})
         for kind in ("cache_dir", "local_dir"):
             self.repo.pull(**{kind: folder / kind})
         self.repo.put(weights(2), shards=SHARDS)
