@@ -45,7 +45,7 @@ wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
 print(json.dumps([wall, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
 """
 CALLS = {
-    "hubshard.pull": MEASURE.format(imports="from hubshard import pull", call="pull('org/model')"),
+    "hubshard.pull": MEASURE.format(imports="from hubshard import pull\nimport hf_xet", call="pull('org/model')"),
     "snapshot_download": MEASURE.format(
         imports="from huggingface_hub import snapshot_download\nimport hf_xet",
         call="snapshot_download('org/model', ignore_patterns=['.gitattributes'])",
