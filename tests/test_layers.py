@@ -17,8 +17,8 @@ ROOT = Path(hubshard.__file__).parent
 
 LAYERS = {
     # a module may import those of lower layers; within LEVEL_LAYERS those of its own layer too
-    0: {"tensors", "errors", "sizes", "events", "target"},
-    1: {"protocols", "manifest", "header", "index"},
+    0: {"tensors", "errors", "sizes", "events", "target", "locks"},
+    1: {"protocols", "manifest", "header", "index", "watch"},
     2: {"plan", "reads", "engine", "shardfile", "digests"},
     3: {"store", "sources"},
     4: {"publish", "fetch", "lazy", "history", "convert", "report", "resume"},

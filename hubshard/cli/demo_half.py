@@ -23,21 +23,21 @@ class _StopHalfWay:
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
         self._stored_bytes = 0
-        self._sent_bytes = 0
+        self._read_bytes = 0
         self._current: str | None = None
         self._turn = threading.Condition()
 
     def __call__(self, event: Event) -> None:
-        if not event.path.endswith(".safetensors") or event.kind not in {"sent", "staged"}:
+        if not event.path.endswith(".safetensors") or event.kind not in {"read", "staged"}:
             return
         with self._turn:
             self._turn.wait_for(lambda: self._current in {None, event.path})
-            if event.kind == "sent":
+            if event.kind == "read":
                 self._current = event.path
-                self._sent_bytes += event.nbytes
+                self._read_bytes += event.nbytes
                 return
-            self._stored_bytes += self._sent_bytes
-            self._sent_bytes = 0
+            self._stored_bytes += self._read_bytes
+            self._read_bytes = 0
             if self._stored_bytes * 2 >= self._total_bytes:
                 sys.stdout.write("half\n")
                 sys.stdout.flush()

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-if sys.platform == "win32":
-    import msvcrt
-    import time
-else:
-    import fcntl
+from hubshard.locks import try_lock, wait_for_lock
 
 __all__ = ["locked"]
 
@@ -54,36 +49,11 @@ def _open(path: Path) -> int | None:
 
 def _acquire(descriptor: int, on_wait: Callable[[], None]) -> bool:
     try:
-        if not _try_lock(descriptor):
+        if not try_lock(descriptor):
             on_wait()
-            _wait(descriptor)
+            wait_for_lock(descriptor)
     except OSError as error:
         if error.errno in _UNLOCKABLE:
             return False
         raise
     return True
-
-
-if sys.platform == "win32":
-
-    def _try_lock(descriptor: int) -> bool:
-        with suppress(OSError):
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-            return True
-        return False
-
-    def _wait(descriptor: int) -> None:
-        while not _try_lock(descriptor):
-            time.sleep(0.2)
-
-else:
-
-    def _try_lock(descriptor: int) -> bool:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def _wait(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)

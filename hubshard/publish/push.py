@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError
-from hubshard.events import Event, OnEvent, ignore
+from hubshard.events import OnEvent, ignore, operation
 from hubshard.index import check_variant
 from hubshard.plan import ShardPlan
 from hubshard.protocols import Revision
 from hubshard.publish.outgoing import Layout, Outgoing, from_memory, from_store
+from hubshard.publish.scratch import Scratch, scratch_in
+from hubshard.publish.sending import LARGE_FILE_BYTES
 from hubshard.publish.session import Session
 from hubshard.sizes import parse_size
 from hubshard.sources.dtypes import parse_float_dtype
@@ -39,8 +42,12 @@ class Published:
         plan: which tensor is in which shard.
         changed: False where the repo already held all of it.
         total_bytes: bytes of all files.
-        sent_bytes: bytes of content that crossed the network.
-        skipped_bytes: bytes of content that the Hub held already.
+        sent_bytes: bytes of content that crossed the network, those of failed attempts included.
+        skipped_bytes: bytes of files that were not sent, since the Hub held them.
+        deduplicated_bytes: bytes of files that were sent which did not cross the network: the Hub knew them, or they
+            went compressed.
+        retries: of requests, files and commits.
+        seconds: that it took.
         deleted: files that the commit removed.
     """
 
@@ -53,6 +60,9 @@ class Published:
     total_bytes: int
     sent_bytes: int = 0
     skipped_bytes: int = 0
+    deduplicated_bytes: int = 0
+    retries: int = 0
+    seconds: float = 0.0
     deleted: tuple[str, ...] = ()
 
     @property
@@ -80,6 +90,7 @@ def push_to_hub(
     exclude: Sequence[str] = (),
     staging: Literal["branch", "none"] = "branch",
     staging_batch_size: int | str = "256MB",
+    scratch: str | Path | None = None,
     dry_run: bool = False,
     token: Token = None,
     endpoint: str | None = None,
@@ -112,6 +123,8 @@ def push_to_hub(
         staging: "branch" keeps finished shards on a staging branch, so that a killed run goes on anywhere; "none" shows
             nothing of them until the end.
         staging_batch_size: how much may wait for a commit on that branch.
+        scratch: a folder through which each large file goes, two at a time, for sources that are expensive to read
+            twice where Xet is off; None to stream.
         dry_run: plan and check only.
         token: as in huggingface_hub, its login by default; or a function that is asked before each request, for tokens
             that expire while a publish runs.
@@ -133,47 +146,57 @@ def push_to_hub(
         raise FormatError(
             "a pull request cannot be tagged: it has no commit on the branch yet", hint="tag it after the merge"
         )
-    outgoing = _collect(source, layout, companions, include, exclude, token=token, endpoint=endpoint)
-    for note in outgoing.notes:
-        if on_event is ignore:
-            _LOG.warning(note)
-        on_event(Event("publish", "warning", detail=note))
-    on_event(Event("publish", "start", path=repo_id, nbytes=outgoing.nbytes))
-    if dry_run:
-        return Published(None, None, None, None, outgoing.plan, changed=False, total_bytes=outgoing.nbytes)
-    patience = Patience(max_retries, stall_seconds)
-    store = HubStore(repo_id, token=token, endpoint=endpoint, patience=patience)
-    base = _base(store, revision, private=private)
-    session = Session(store, outgoing, revision, base, on_event, create_pr=create_pr)
-    overtaken = _check_head(session, base, expected_head)
-    title = message or f"Publish {len(outgoing.plan.shards)} shard(s) with hubshard"
-    try:
-        staged = session.stage(batch_bytes if staging == "branch" else None)
-        commit, change = session.commit(
-            staged, title, overtaken=overtaken, may_rebase=expected_head is None, tag=None if move_tag else tag
+    with operation("publish", repo_id, on_event) as op, ExitStack() as stack:
+        patience = Patience(max_retries, stall_seconds, op.retry)
+        outgoing = _collect(source, layout, companions, include, exclude, token, endpoint, patience)
+        for note in outgoing.notes:
+            if on_event is ignore:
+                _LOG.warning(note)
+            op.tell("warning", detail=note)
+        op.start(outgoing.nbytes, revision)
+        if dry_run:
+            op.end("a dry run")
+            return Published(None, None, None, None, outgoing.plan, changed=False, total_bytes=outgoing.nbytes)
+        disk = None if scratch is None else stack.enter_context(_scratch(Path(scratch), outgoing))
+        store = HubStore(repo_id, token=token, endpoint=endpoint, patience=patience)
+        base = _base(store, revision, private=private)
+        session = Session(store, outgoing, revision, base, op, create_pr=create_pr, scratch=disk)
+        overtaken = _check_head(session, base, expected_head)
+        title = message or f"Publish {len(outgoing.plan.shards)} shard(s) with hubshard"
+        try:
+            staged = session.stage(batch_bytes if staging == "branch" else None)
+            commit, change = session.commit(
+                staged, title, overtaken=overtaken, may_rebase=expected_head is None, tag=None if move_tag else tag
+            )
+            session.verify(commit, staged, change)
+            if tag:
+                store.tag(tag, commit, title, exist_ok=True, move=move_tag)
+                op.tell("tag", tag, detail=commit.commit)
+        except HubshardError:
+            session.tell_what_is_left()
+            raise
+        session.close()
+        totals = op.end(commit.commit)
+        return Published(
+            commit=commit.commit,
+            url=store.url_of(commit),
+            pr_url=store.url_of(commit) if create_pr and commit != base else None,
+            tag=tag,
+            plan=outgoing.plan,
+            changed=commit != base,
+            total_bytes=outgoing.nbytes,
+            sent_bytes=totals.sent_bytes,
+            skipped_bytes=totals.skipped_bytes,
+            deduplicated_bytes=totals.deduplicated_bytes,
+            retries=totals.retries,
+            seconds=totals.seconds,
+            deleted=change.remove,
         )
-        session.verify(commit, staged, change)
-        if tag:
-            store.tag(tag, commit, title, exist_ok=True, move=move_tag)
-            on_event(Event("publish", "tag", path=tag, detail=commit.commit))
-    except HubshardError:
-        session.tell_what_is_left()
-        raise
-    session.close()
-    sent = sum(item.nbytes_sent for item in change.add)
-    on_event(Event("publish", "end", path=repo_id, nbytes=sent, detail=commit.commit))
-    return Published(
-        commit=commit.commit,
-        url=store.url_of(commit),
-        pr_url=store.url_of(commit) if create_pr and commit != base else None,
-        tag=tag,
-        plan=outgoing.plan,
-        changed=commit != base,
-        total_bytes=outgoing.nbytes,
-        sent_bytes=sent,
-        skipped_bytes=sum(item.nbytes for item in staged) - sent,
-        deleted=change.remove,
-    )
+
+
+def _scratch(folder: Path, outgoing: Outgoing) -> AbstractContextManager[Scratch]:
+    large = (file.nbytes for file in outgoing.all_files if file.nbytes >= LARGE_FILE_BYTES)
+    return scratch_in(folder.expanduser(), large)
 
 
 def _collect(
@@ -182,13 +205,13 @@ def _collect(
     companions: Sequence[object],
     include: Sequence[str],
     exclude: Sequence[str],
-    *,
     token: Token,
     endpoint: str | None,
+    patience: Patience,
 ) -> Outgoing:
     if not isinstance(source, str | Path):
         return from_memory(source, layout, companions=companions)
-    opened = open_target(source, token=token, endpoint=endpoint)
+    opened = open_target(source, token=token, endpoint=endpoint, patience=patience)
     return from_store(opened, layout, include=include, exclude=exclude)
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from hubshard.engine import run
 from hubshard.errors import ConflictError, IntegrityError, StoreError
-from hubshard.events import Event, OnEvent
+from hubshard.events import Operation
 from hubshard.index import is_weight_file
-from hubshard.protocols import Buffer, Entry, Revision, Staged
+from hubshard.protocols import Entry, Revision, Staged
 from hubshard.publish.outgoing import OutFile, Outgoing
+from hubshard.publish.scratch import FILES_AT_ONCE, Scratch
+from hubshard.publish.sending import LARGE_FILE_BYTES, Sender
 from hubshard.publish.staging import StagingBranch, publish_key, staging_branch
 from hubshard.store.hub import HubStore
 
@@ -23,7 +24,6 @@ _STREAM_BYTES = 256 * 10**6  # what one upload stream may hold
 _BUDGET_BYTES = 384 * 10**6
 _STREAMS = 4
 _BATCH_SECONDS = 10.0
-_STAGED_FILE_BYTES = 10 * 10**6  # smaller files travel inside the commit
 _COMMIT_ATTEMPTS = 4
 
 
@@ -54,19 +54,21 @@ class Session:
         outgoing: Outgoing,
         revision: str,
         base: Revision,
-        on_event: OnEvent,
+        op: Operation,
         *,
         create_pr: bool = False,
+        scratch: Scratch | None = None,
     ) -> None:
         self._store = store
         self._outgoing = outgoing
         self._revision = revision
         self._base = base
-        self._on_event = on_event
+        self._op = op
         self._create_pr = create_pr
         self._key = publish_key(outgoing.plan, repo_id=store.repo_id, revision=revision)
         self._staging: StagingBranch | None = None
-        self._is_staging_refused = False
+        self._streams = _STREAMS if scratch is None else FILES_AT_ONCE
+        self._sender = Sender(partial(store.stage, revision, create_pr=create_pr), op, scratch)
 
     def stage(self, batch_bytes: int | None) -> Sequence[Staged]:
         """Make all content durable in the Hub, invisible to readers of the target.
@@ -83,53 +85,44 @@ class Session:
                 base=self._base,
                 batch_bytes=batch_bytes,
                 batch_seconds=_BATCH_SECONDS,
+                on_retry=self._op.retry,
             )
             found = self._staging.found()
             if self._staging.is_there:
                 detail = f"{len(found)} file(s) are there from an earlier run"
-                self._tell("staging", self._staging.name, sum(entry.nbytes for entry in found.values()), detail=detail)
+                self._op.tell(
+                    "staging", self._staging.name, sum(entry.nbytes for entry in found.values()), detail=detail
+                )
+        for file in self._outgoing.all_files:
+            if file.default and file.path in tree:
+                self._op.tell("skipped", file.path, file.nbytes, "the repo has one of its own")
         results = run(
             [file for file in self._outgoing.all_files if not (file.default and file.path in tree)],
             cost=lambda file: min(file.nbytes, _STREAM_BYTES) + 1,
-            work=lambda file: self._stage_one(file, (tree.get(file.path), found.get(file.path))),
+            work=lambda file: self._stage_one(file, tree.get(file.path), found.get(file.path)),
             budget_bytes=_BUDGET_BYTES,
-            workers=_STREAMS,
+            workers=self._streams,
         )
         return list(results)
 
-    def _stage_one(self, file: OutFile, known: Iterable[Entry | None]) -> Staged:
-        # what may be there already is hashed first, so that it need not be sent
-        held = {entry.sha256 for entry in known if entry and entry.sha256 and entry.nbytes == file.nbytes}
-        sha256 = _sha256(file.data) if held else None
-        if sha256 and sha256 in held:
-            self._tell("skipped", file.path, file.nbytes)
-            return Staged(file.path, file.nbytes, sha256)
-        data = partial(self._told, file)
-        staged = self._store.stage(
-            self._revision, file.path, data, nbytes=file.nbytes, sha256=sha256, create_pr=self._create_pr
-        )
-        if file in self._outgoing.shards or file.nbytes >= _STAGED_FILE_BYTES:
+    def _stage_one(self, file: OutFile, there: Entry | None, kept: Entry | None) -> Staged:
+        staged = self._sender.send(file, there, kept)
+        if staged.receipt and (file in self._outgoing.shards or file.nbytes >= LARGE_FILE_BYTES):
             self._keep(staged)
-        self._tell("staged", file.path, staged.nbytes_sent)
+        self._op.tell("staged", file.path, staged.nbytes)
         return staged
 
     def _keep(self, staged: Staged) -> None:
-        if self._staging is None or self._is_staging_refused:
+        if self._staging is None:
             return
         try:
             if self._staging.add(staged):
-                self._tell("staging", self._staging.name, detail=f"keeps all that is finished, {staged.path} last")
+                self._op.tell("staging", self._staging.name, detail=f"keeps all that is finished, {staged.path} last")
         except StoreError as error:
             if not self._create_pr or error.retryable:
-                raise
-            self._is_staging_refused = True  # who may only propose makes no branches
+                raise  # who may only propose makes no branches
             detail = f"no staging branch can be made, so a run that is killed will start again: {error}"
-            self._tell("warning", self._staging.name, detail=detail)
-
-    def _told(self, file: OutFile) -> Iterator[Buffer]:
-        for buffer in file.data():
-            yield buffer
-            self._tell("sent", file.path, memoryview(buffer).nbytes)
+            self._op.tell("warning", self._staging.name, detail=detail)
 
     def commit(
         self,
@@ -154,6 +147,9 @@ class Session:
         Raises:
             ConflictError: the branch was moved, and files of ours are among those that changed.
         """
+        proposed = self._proposed(staged) if self._create_pr else None
+        if proposed is not None:
+            return proposed, Change((), ())
         head = self._base
         for _ in range(_COMMIT_ATTEMPTS):
             change = self._change(staged, _by_path(self._store.list(head)))
@@ -172,6 +168,14 @@ class Session:
         raise ConflictError(
             f"{self._revision} moved {_COMMIT_ATTEMPTS} times while we committed", hint="publish again when it is quiet"
         )
+
+    def _proposed(self, staged: Sequence[Staged]) -> Revision | None:
+        """The open pull request that an earlier run of this publish has made."""
+        found = self._store.proposal_of(f"{self._key}-")
+        if found is None or self._change(staged, _by_path(self._store.list(found))).paths:
+            return None
+        self._op.tell("skipped", found.branch, detail="an earlier run has opened it")
+        return found
 
     def _change(self, staged: Iterable[Staged], tree: Mapping[str, Entry]) -> Change:
         plan = self._outgoing.plan
@@ -198,7 +202,7 @@ class Session:
             publish_id=f"{self._key}-{uuid.uuid4().hex}",
             create_pr=self._create_pr,
         )
-        self._tell("commit", commit.branch, sum(staged.nbytes for staged in change.add), detail=commit.commit)
+        self._op.tell("commit", commit.branch, sum(staged.nbytes for staged in change.add), detail=commit.commit)
         return commit
 
     def _rebased(self, head: Revision, staged: Sequence[Staged], change: Change, error: ConflictError) -> Revision:
@@ -215,7 +219,7 @@ class Session:
                 f"{error.message}; it changed {', '.join(sorted(theirs)[:10])}, which this publish changes too",
                 hint="look at the new head, then publish again",
             ) from error
-        self._tell("retry", self._revision, detail=f"rebased on {fresh.commit}: {error.message}")
+        self._op.retry(self._revision, f"rebased on {fresh.commit}: {error.message}", 0.0)
         return fresh
 
     def verify(self, at: Revision, staged: Iterable[Staged], change: Change) -> None:
@@ -232,12 +236,12 @@ class Session:
                 f"commit {at.commit} does not show what was published: {', '.join(wrong[:10])}",
                 hint="was the branch changed right after? look at its history, and publish again",
             )
-        self._tell("verify", at.branch, sum(entry.nbytes for entry in tree.values()), detail=at.commit)
+        self._op.tell("verify", at.branch, sum(entry.nbytes for entry in tree.values()), detail=at.commit)
 
     def close(self) -> None:
         """Drop the staging branch: its work is done."""
         if self._staging is not None and self._staging.drop():
-            self._tell("staging", self._staging.name, detail="dropped")
+            self._op.tell("staging", self._staging.name, detail="dropped")
 
     def tell_what_is_left(self) -> None:
         """Name the staging branch of a publish that failed."""
@@ -245,22 +249,12 @@ class Session:
             detail = (
                 "keeps what was finished: the same publish, run again, goes on from there; to give it up, abandon it"
             )
-            self._tell("warning", self._staging.name, detail=detail)
+            self._op.tell("warning", self._staging.name, detail=detail)
 
     def is_ours(self, head: Revision) -> bool:
         """Whether a commit was made by a publish of the same plan to the same branch."""
         return (self._store.publish_id_of(head) or "").startswith(f"{self._key}-")
 
-    def _tell(self, kind: str, path: str, nbytes: int = 0, *, detail: str = "") -> None:
-        self._on_event(Event("publish", kind, path=path, nbytes=nbytes, detail=detail))
-
 
 def _by_path(entries: Iterable[Entry]) -> dict[str, Entry]:
     return {entry.path: entry for entry in entries}
-
-
-def _sha256(data: Callable[[], Iterable[Buffer]]) -> str:
-    digest = hashlib.sha256()
-    for buffer in data():
-        digest.update(buffer)
-    return digest.hexdigest()

@@ -15,7 +15,8 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from hubshard.errors import ConflictError, NotFoundError
+from hubshard.errors import ConflictError, NotFoundError, StoreError
+from hubshard.events import OnRetry, ignore_retry
 from hubshard.plan import ShardPlan
 from hubshard.protocols import Entry, Revision, Staged, Store
 from hubshard.store.hub import HubStore
@@ -122,13 +123,16 @@ class StagingBranch:
         base: Revision,
         batch_bytes: int,
         batch_seconds: float,
+        on_retry: OnRetry = ignore_retry,
     ) -> None:
         self.name = name
+        self._on_retry = on_retry
         self._store = store
         self._base = base
         self._batch_bytes = batch_bytes
         self._batch_seconds = batch_seconds
         self._is_there = False
+        self._is_refused = False
         self._lock = threading.Lock()
         self._waiting: list[Staged] = []
         self._since = 0.0
@@ -151,8 +155,14 @@ class StagingBranch:
         return {e.path.removeprefix(_FOLDER): e for e in entries if e.path.startswith(_FOLDER)}
 
     def add(self, staged: Staged) -> bool:
-        """Take a finished shard; commits it, now or with the next ones. Whether a commit was made."""
+        """Take a finished shard; commits it, now or with the next ones. Whether a commit was made.
+
+        Raises:
+            StoreError: the store refuses, or fails again and again. After a refusal further calls do nothing.
+        """
         with self._lock:
+            if self._is_refused:
+                return False
             if not self._waiting:
                 self._since = time.monotonic()
             self._waiting.append(staged)
@@ -175,10 +185,15 @@ class StagingBranch:
                 self._store.commit(
                     self.name, parent=self._head(), add=batch, remove=(), message=title, publish_id=uuid.uuid4().hex
                 )
-            except (ConflictError, NotFoundError):
+            except (ConflictError, NotFoundError) as error:
                 if attempt == _ATTEMPTS:
                     raise
-                time.sleep(random.uniform(0, _LONGEST_PAUSE_SECONDS * attempt / _ATTEMPTS))  # noqa: S311  not in step
+                wait = random.uniform(0, _LONGEST_PAUSE_SECONDS * attempt / _ATTEMPTS)  # noqa: S311  not in step
+                self._on_retry(self.name, error.message, wait)
+                time.sleep(wait)
+            except StoreError as error:
+                self._is_refused = not error.retryable
+                raise
             else:
                 self._is_there = True
                 self._waiting.clear()

@@ -15,7 +15,7 @@ from hubshard.store.lone_file import LoneFile
 from hubshard.target import RepoTarget, parse_target
 
 if TYPE_CHECKING:
-    from hubshard.store.hub_client import Token
+    from hubshard.store.hub_client import Patience, Token
 
 __all__ = ["Opened", "open_path", "open_repo", "open_target"]
 
@@ -56,8 +56,16 @@ def open_target(
     revision: str | None = None,
     token: Token = None,
     endpoint: str | None = None,
+    patience: Patience | None = None,
 ) -> Opened:
     """The revision that `target` names: a directory, a file, `org/name[@revision]` or `hf://org/name[@revision]`.
+
+    Args:
+        target: a path or a repo.
+        revision: of a repo; None for main, or what `target` says.
+        token: for the Hub.
+        endpoint: of the Hub.
+        patience: with a bad line to the Hub; None for the usual.
 
     Raises:
         FormatError: it is neither, or two revisions are named.
@@ -65,7 +73,7 @@ def open_target(
     """
     parsed = parse_target(target if isinstance(target, str) else Path(target))
     if isinstance(parsed, RepoTarget):
-        return open_repo(parsed, revision=revision, token=token, endpoint=endpoint)
+        return open_repo(parsed, revision=revision, token=token, endpoint=endpoint, patience=patience)
     if revision:
         raise FormatError(f"{parsed} is a path, which has no revision {revision!r}", hint="leave revision out")
     return open_path(parsed)
@@ -88,7 +96,14 @@ def open_path(path: Path) -> Opened:
     return Opened(store, at, named)
 
 
-def open_repo(target: RepoTarget, *, revision: str | None, token: Token, endpoint: str | None) -> Opened:
+def open_repo(
+    target: RepoTarget,
+    *,
+    revision: str | None,
+    token: Token,
+    endpoint: str | None,
+    patience: Patience | None = None,
+) -> Opened:
     """A repo on the Hub, at the commit where its branch or tag is now.
 
     Raises:
@@ -100,7 +115,7 @@ def open_repo(target: RepoTarget, *, revision: str | None, token: Token, endpoin
     if revision and target.revision and revision != target.revision:
         raise FormatError(f"two revisions are asked for, {target.revision!r} and {revision!r}", hint="leave one out")
     branch = revision or target.revision or "main"
-    store = HubStore(target.repo_id, token=token, endpoint=endpoint)
+    store = HubStore(target.repo_id, token=token, endpoint=endpoint, patience=patience)
     at = store.head(branch)
     if at is None:
         raise NotFoundError(f"{target.repo_id} has no revision {branch!r}")

@@ -1,0 +1,102 @@
+"""Bringing one file into the store, and telling what came of each of its bytes: skipped, sent or deduplicated."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+from hubshard.events import Operation
+from hubshard.protocols import Buffer, Content, Entry, Staged
+from hubshard.publish.outgoing import OutFile
+from hubshard.publish.scratch import Scratch
+
+__all__ = ["LARGE_FILE_BYTES", "Sender"]
+
+LARGE_FILE_BYTES = 10 * 10**6
+"""Smaller files, shards excepted, travel inside the commit."""
+
+
+class _Stage(Protocol):
+    """`HubStore.stage`, with all that does not depend on the file given already."""
+
+    def __call__(self, path: str, data: Content, **of_file: Any) -> Staged:
+        """Make content durable without showing it."""
+
+
+class Sender:
+    """Brings files into the store; safe to use from several threads at once.
+
+    Args:
+        stage: of the store.
+        op: is told.
+        scratch: for large files; None where they are streamed.
+    """
+
+    def __init__(self, stage: _Stage, op: Operation, scratch: Scratch | None) -> None:
+        self._stage = stage
+        self._op = op
+        self._scratch = scratch
+
+    def send(self, file: OutFile, there: Entry | None, kept: Entry | None) -> Staged:
+        """Make a file durable in the store, unless it is.
+
+        Args:
+            file: to be sent.
+            there: what the target shows under its path.
+            kept: what an earlier run has left of it.
+        """
+        # what may be there already is hashed first, so that it need not be sent
+        held = {entry.sha256 for entry in (there, kept) if entry and entry.sha256 and entry.nbytes == file.nbytes}
+        with self._content(file, must_hash=bool(held)) as (data, sha256):
+            if sha256 and sha256 in held:
+                self._op.tell("skipped", file.path, file.nbytes, "the Hub has it")
+                return Staged(file.path, file.nbytes, sha256)
+            sent = _Sum(partial(self._op.tell, "sent", file.path))
+            staged = self._stage(file.path, data, nbytes=file.nbytes, sha256=sha256, on_sent=sent.add)
+        self._tell_of(staged, there, sent)
+        return staged
+
+    @contextmanager
+    def _content(self, file: OutFile, *, must_hash: bool) -> Iterator[tuple[Content, str | None]]:
+        if self._scratch is not None and file.nbytes >= LARGE_FILE_BYTES:
+            with self._scratch.holding(file.data, file.path, partial(self._op.tell, "hashed", file.path)) as found:
+                yield found
+        else:
+            yield partial(self._read, file), self._hashed(file) if must_hash else None
+
+    def _hashed(self, file: OutFile) -> str:
+        digest = hashlib.sha256()
+        for buffer in file.data():
+            digest.update(buffer)
+            self._op.tell("hashed", file.path, memoryview(buffer).nbytes)
+        return digest.hexdigest()
+
+    def _read(self, file: OutFile) -> Iterable[Buffer]:
+        for buffer in file.data():
+            yield buffer
+            self._op.tell("read", file.path, memoryview(buffer).nbytes)
+
+    def _tell_of(self, staged: Staged, there: Entry | None, sent: _Sum) -> None:
+        if not sent.nbytes and (staged.is_same(there) or not staged.nbytes_sent):
+            self._op.tell("skipped", staged.path, staged.nbytes, "the Hub has it")
+            return
+        if staged.nbytes_sent > sent.nbytes:  # what goes along with the commit, or was not told in between
+            sent.add(staged.nbytes_sent - sent.nbytes)
+        if staged.nbytes > sent.nbytes:
+            self._op.tell("deduplicated", staged.path, staged.nbytes - sent.nbytes)
+
+
+class _Sum:
+    def __init__(self, then: partial[None]) -> None:
+        self.nbytes = 0
+        self._then = then
+        self._lock = threading.Lock()
+
+    def add(self, nbytes: int) -> None:
+        with self._lock:
+            self.nbytes += nbytes
+        self._then(nbytes)
