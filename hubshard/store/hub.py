@@ -7,12 +7,14 @@ from typing import Any
 
 from huggingface_hub.errors import RevisionNotFoundError
 
-from hubshard.errors import ConflictError, FormatError, IntegrityError, NotFoundError, StoreError
+from hubshard.errors import ConflictError, IntegrityError, NotFoundError, StoreError
 from hubshard.protocols import Content, Entry, Revision, Staged
 from hubshard.store.commit import Made, commit_by_rule
+from hubshard.store.hub_card import check_card
 from hubshard.store.hub_client import HubClient, Patience, Token
 from hubshard.store.hub_commit import check_changes, commit_body, history_of, made_of, pull_request_of, send_commit
-from hubshard.store.hub_errors import status_of, translated
+from hubshard.store.hub_errors import translated
+from hubshard.store.hub_proposal import open_proposal
 from hubshard.store.hub_read import RangeReader, entry_of
 from hubshard.store.hub_stage import Advice, Stager
 from hubshard.store.hub_xet_read import XetFile, XetReader
@@ -337,22 +339,17 @@ class HubStore:
             return made_of(item).publish_id
         return None
 
+    def proposal_of(self, publish_id: str) -> Revision | None:
+        """The open pull request, among the newest, whose last commit carries a publish id that begins so, or None."""
+        return open_proposal(self._client, publish_id)
+
     def check_card(self, text: str) -> Sequence[str]:
         """Ask the Hub whether it would take a README.md; its warnings.
 
         Raises:
             FormatError: the metadata is invalid, with the Hub's reasons.
         """
-        body = {"content": text, "repoType": self._client.repo_type}
-        try:
-            answer = self._client.send(
-                "POST", f"{self._client.endpoint}/api/validate-yaml", "check README.md", json=body
-            )
-        except StoreError as error:
-            if status_of(error) != 400:
-                raise
-            raise FormatError(f"README.md: {error}", hint="correct the metadata between the '---' lines") from error
-        return [str(warning.get("message")) for warning in answer.json().get("warnings", [])]
+        return check_card(self._client, text)
 
     def advice(
         self, branch: str, files: Mapping[str, tuple[int, bytes]], *, create_pr: bool = False

@@ -90,13 +90,16 @@ def history_of(client: HubClient, revision: str, *, until: str | None, most: int
 
 
 def pull_request_of(client: HubClient, publish_id: str) -> tuple[int, Made] | None:
-    """The pull request among the newest whose last commit carries a publish id: its number, and that commit."""
+    """The newest pull request whose last commit carries a publish id that begins so: its number, and that commit.
+
+    It is looked for among the five newest.
+    """
     url = client.api_url("refs")
     refs = client.send("GET", url, "list pull requests", params={"include_prs": "1"}).json().get("pullRequests") or []
     numbers = sorted((int(str(ref["ref"]).rpartition("/")[2]) for ref in refs), reverse=True)
     for number in numbers[:_NEWEST_PULL_REQUESTS]:
         made = history_of(client, f"refs/pr/{number}", until=None, most=1)
-        if made and made[0].publish_id == publish_id:
+        if made and (made[0].publish_id or "").startswith(publish_id):
             return number, made[0]
     return None
 

@@ -2,7 +2,7 @@
 
 Reads one job per line from stdin, as JSON: `{"do": "push" | "pull", "arguments": {...}, "home": ..., "die_at": ...}`.
 Writes one line with the child's process id before the child begins, and one when it has ended: exit status and the
-events that it told, with sizes. One job at a time.
+events that it told, with sizes; the error that ended it, by its name, is the last. One job at a time.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ def _run(job: dict[str, Any], told: int) -> None:
     try:
         _do(job["do"], job["arguments"], on_event)
     except BaseException as error:  # noqa: BLE001  the parent is told, and the child ends here in any case
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        sys.stderr.flush()
+        os.write(told, json.dumps([type(error).__name__, str(error), 0]).encode() + b"\n")
         os._exit(1)
     os._exit(0)
 
