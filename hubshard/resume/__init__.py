@@ -1,0 +1,27 @@
+"""Going on exactly where a run stopped.
+
+Importing this package imports nothing more: listing, checking and promoting saved steps needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hubshard.resume.loader import ResumableLoader
+    from hubshard.resume.sampler import ResumableSampler
+
+__all__ = ["ResumableLoader", "ResumableSampler"]
+
+_HOME = {"ResumableLoader": "hubshard.resume.loader", "ResumableSampler": "hubshard.resume.sampler"}
+"""The module that each name comes from."""
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'hubshard.resume' has no attribute {name!r}")
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
