@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from hubshard.fetch import pull
     from hubshard.history import RolledBack, rollback
     from hubshard.integrations.mixin import ShardedHubMixin
-    from hubshard.lazy import Checkpoint, LazyTensor, LoadReport, from_pretrained, load_into, open_checkpoint
+    from hubshard.lazy import (
+        Checkpoint,
+        LazyTensor,
+        LoadReport,
+        Offloaded,
+        from_pretrained,
+        load_into,
+        offload,
+        open_checkpoint,
+    )
     from hubshard.publish import Published, push_to_hub
     from hubshard.report import Difference, Problem, Verification, diff, verify
 
@@ -40,6 +49,7 @@ __all__ = [
     "LazyTensor",
     "LoadReport",
     "NotFoundError",
+    "Offloaded",
     "OnEvent",
     "Problem",
     "Published",
@@ -52,6 +62,7 @@ __all__ = [
     "diff",
     "from_pretrained",
     "load_into",
+    "offload",
     "open_checkpoint",
     "pull",
     "push_to_hub",
@@ -66,6 +77,7 @@ _HOME = {
     "Difference": "hubshard.report",
     "LazyTensor": "hubshard.lazy",
     "LoadReport": "hubshard.lazy",
+    "Offloaded": "hubshard.lazy",
     "Problem": "hubshard.report",
     "Published": "hubshard.publish",
     "RolledBack": "hubshard.history",
@@ -74,6 +86,7 @@ _HOME = {
     "diff": "hubshard.report",
     "from_pretrained": "hubshard.lazy",
     "load_into": "hubshard.lazy",
+    "offload": "hubshard.lazy",
     "open_checkpoint": "hubshard.lazy",
     "pull": "hubshard.fetch",
     "push_to_hub": "hubshard.publish",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
-import sys
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hubshard.engine import run
 from hubshard.errors import IntegrityError
+from hubshard.lazy.pages import populate
 from hubshard.lazy.torch_dtypes import torch_dtype, torch_shape
 from hubshard.manifest import Extent, Manifest, Piece
 from hubshard.tensors import TensorSpec
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MappedFiles"]
 
-_MADV_POPULATE_READ = 22  # Linux 5.14; Python has no name for it
 _POPULATE_BYTES = 16 * 2**20
 _ALIGNMENT = 8
 
@@ -60,8 +59,6 @@ class MappedFiles:
 
     def populate(self, specs: Iterable[TensorSpec], *, workers: int) -> None:
         """Bring the pages of whole tensors into memory from several threads, where the system can; else do nothing."""
-        if not sys.platform.startswith("linux"):
-            return
         extents = sorted(
             (piece.at for piece in map(self._whole, specs) if piece is not None), key=lambda at: (at.path, at.start)
         )
@@ -98,6 +95,5 @@ class MappedFiles:
             return found
 
     def _populate(self, at: Extent) -> None:
-        start = at.start // mmap.PAGESIZE * mmap.PAGESIZE
-        with suppress(OSError):  # an older kernel: the pages come when they are touched
-            self._map(at.path).madvise(_MADV_POPULATE_READ, start, at.stop - start)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self._map(at.path)))
+        populate(base + at.start, at.nbytes)

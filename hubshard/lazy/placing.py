@@ -61,7 +61,8 @@ class TensorTarget:
             return
         if packed:
             raise FormatError(f"tensor {self.spec.name!r}: packed {self.spec.dtype} needs contiguous CPU memory")
-        with torch.no_grad():
+        # threads do not inherit the caller's inference mode, outside of which its tensors cannot be written to
+        with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
             self._region(copy).copy_(self._elements(copy, raw))
 
     def _elements(self, copy: Copy, raw: memoryview) -> torch.Tensor:

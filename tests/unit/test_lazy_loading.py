@@ -174,6 +174,17 @@ def test_a_part_is_loaded_by_prefix_and_renamed(tmp_path: Path) -> None:
     assert torch.equal(renamed["x"].weight, wanted["blocks.0.weight"])
 
 
+def test_a_module_is_loaded_within_inference_mode(tmp_path: Path) -> None:
+    wanted = random_state()
+    save(wanted, tmp_path)
+    with torch.inference_mode():
+        for device in ("meta", "cpu"):
+            with torch.device(device):
+                net = Net()
+            load_into(net, tmp_path, dtype="float64")
+            assert_equal(net, wanted)
+
+
 def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
     save(random_state(), tmp_path)
     with pytest.raises(FormatError, match="would both be 'weight'"):
