@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import random
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,7 +146,7 @@ class Repo:
 
 def new_repo(hub: Hub, url: str | None = None, *, namespace: str = "org") -> Repo:
     """A repo with a name of its own."""
-    name = hashlib.sha256(random.randbytes(16)).hexdigest()[:12]
+    name = uuid.uuid4().hex[:12]
     answer = hub.api()("POST", "/api/repos/create", {"name": name, "organization": namespace, "type": "model"})
     assert answer.status == 200, answer.body
     return Repo(hub, f"{namespace}/{name}", url or hub.url)

@@ -22,6 +22,7 @@ from tests.faults.proxy import (
     Fault,
     Proxy,
     cut,
+    delay,
     done_then,
     drop,
     lose,
@@ -306,6 +307,25 @@ def test_over_a_line_that_fails_at_random_a_publish_ends_well(
     proxy.always(r".*", at_random)
     repo.push(weights(2), message="new")
     check_done(repo, tmp_path / "cache")
+
+
+def test_an_upload_that_stalls_is_given_up_and_sent_again(start_hub: StartHub, tmp_path: Path) -> None:
+    hub = start_hub(Settings(lfs_part_bytes=10_000))
+    with proxied(hub.port) as proxy:
+        repo = new_repo(hub, proxy.url)
+        proxy.always(r"GET .*/xet-write-token/", say(404, "no Xet here"))
+        proxy.fail(r"PUT /lfs/part/2", delay(proxy, 60))
+        repo.push(weights(2), stall_seconds=0.6)
+        assert not proxy.faults
+        assert equal(repo.tensors(tmp_path / "cache"), weights(2))
+
+
+@pytest.mark.slow  # a whole minute of silence, since a block on a slow line may take its time
+def test_an_upload_by_xet_that_stalls_is_given_up_and_sent_again(repo: Repo, proxy: Proxy, tmp_path: Path) -> None:
+    proxy.fail(r"POST .*/xorbs/", delay(proxy, 200))
+    repo.push(weights(2), message="new", stall_seconds=1.0)
+    check_done(repo, tmp_path / "cache")
+    assert len(proxy.lines(r"POST .*/xorbs/")) == 5
 
 
 @pytest.mark.parametrize("line", [FINAL, STAGING, r"GET .*/revision/"])
