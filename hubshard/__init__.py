@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from hubshard.publish import Published, push_to_hub
     from hubshard.report import Difference, Problem, Verification, diff, verify
+    from hubshard.resume import ResumableLoader, ResumableSampler
 
 __all__ = [
     "Checkpoint",
@@ -53,6 +54,8 @@ __all__ = [
     "OnEvent",
     "Problem",
     "Published",
+    "ResumableLoader",
+    "ResumableSampler",
     "RolledBack",
     "ShardedHubMixin",
     "StoreError",
@@ -80,6 +83,8 @@ _HOME = {
     "Offloaded": "hubshard.lazy",
     "Problem": "hubshard.report",
     "Published": "hubshard.publish",
+    "ResumableLoader": "hubshard.resume",
+    "ResumableSampler": "hubshard.resume",
     "RolledBack": "hubshard.history",
     "ShardedHubMixin": "hubshard.integrations.mixin",
     "Verification": "hubshard.report",

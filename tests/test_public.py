@@ -34,6 +34,8 @@ PUBLIC = {
     "OnEvent",
     "Problem",
     "Published",
+    "ResumableLoader",
+    "ResumableSampler",
     "RolledBack",
     "ShardedHubMixin",
     "StoreError",

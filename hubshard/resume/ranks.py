@@ -1,0 +1,40 @@
+"""Which rank reads, and of how many: given, or those of torch.distributed."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from hubshard.errors import FormatError
+
+__all__ = ["reading_ranks"]
+
+
+def reading_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """The rank and the number of ranks among which the data is divided.
+
+    Args:
+        rank: of this process; with None those of the default process group, or 0 of 1 where there is none.
+        world_size: the number of ranks; given where `rank` is.
+
+    Raises:
+        FormatError: only one of both is given; or the launcher started several processes whose process group does not
+            exist yet, so that each would read everything.
+    """
+    if (rank is None) != (world_size is None):
+        raise FormatError(f"rank={rank} and world_size={world_size}: give both or neither")
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if "torch" in sys.modules:  # otherwise there is no process group
+        import torch.distributed as dist  # noqa: PLC0415  # slow, and optional
+
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+    started = os.environ.get("WORLD_SIZE", "1")  # set by torchrun
+    if started != "1":
+        raise FormatError(
+            f"{started} processes were started (WORLD_SIZE), and the process group does not exist yet: "
+            "each of them would read all the data",
+            hint="Call torch.distributed.init_process_group() first, or pass rank= and world_size=.",
+        )
+    return 0, 1
