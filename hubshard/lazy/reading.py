@@ -54,8 +54,9 @@ class Policy:
 
 LOCAL = Policy(max_gap_bytes=64 * 2**10, max_read_bytes=8 * _MIB, budget_bytes=64 * _MIB, workers=4)
 """For disks: a gap of this size costs about as much as one more read."""
-REMOTE = Policy(max_gap_bytes=_MIB, max_read_bytes=8 * _MIB, budget_bytes=192 * _MIB, workers=16)
-"""For networks: a request costs tens of milliseconds, and one connection does not fill the line."""
+REMOTE = Policy(max_gap_bytes=128 * 2**10, max_read_bytes=8 * _MIB, budget_bytes=192 * _MIB, workers=16)
+"""For networks: one connection does not fill the line. A request costs tens of milliseconds, as much as a gap of a
+megabyte or two; but ranks that read their parts of neighbouring tensors would then all read everything."""
 
 
 class Target(Protocol):

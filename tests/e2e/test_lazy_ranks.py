@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import Hub
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -18,12 +24,13 @@ import torch, transformers
 import torch.distributed as dist
 from pathlib import Path
 from hubshard.lazy import Checkpoint, from_pretrained, load_into, open_checkpoint
-from hubshard.lazy.reading import LOCAL
+from hubshard.lazy.reading import LOCAL, REMOTE
+from hubshard.store.hub import HubStore
 from hubshard.store.local import LocalStore
 
 class CountingStore:
-    def __init__(self, root):
-        self.inner, self.reads = LocalStore(root), []
+    def __init__(self, inner):
+        self.inner, self.reads = inner, []
     def head(self, branch):
         return self.inner.head(branch)
     def list(self, at):
@@ -32,15 +39,15 @@ class CountingStore:
         self.reads.append(stop - start)
         self.inner.read(at, path, start, stop, into)
 
-folder = Path(sys.argv[1])
+folder, repo, out = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
-store = CountingStore(folder)
-checkpoint = Checkpoint.of_store(store, store.head("main"), policy=LOCAL)
+store = CountingStore(HubStore(repo) if repo else LocalStore(folder))
+checkpoint = Checkpoint.of_store(store, store.head("main"), policy=REMOTE if repo else LOCAL)
 store.reads.clear()
 
 def report(**found):
-    (folder / f"rank{rank}.out").write_text(json.dumps(found | {"bytes": sum(store.reads)}))
+    (out / f"rank{rank}.out").write_text(json.dumps(found | {"bytes": sum(store.reads)}))
     dist.destroy_process_group()
 """
 
@@ -61,23 +68,57 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def on_ranks(world: int, folder: Path, code: str, tmp_path: Path) -> list[Any]:
+UPLOAD = """
+import sys
+from huggingface_hub import HfApi
+api = HfApi()
+api.create_repo(sys.argv[2])
+api.upload_folder(repo_id=sys.argv[2], folder_path=sys.argv[1])
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks read the model."""
+
+    folder: Path
+    repo: str
+    env: Mapping[str, str]
+
+
+@pytest.fixture(scope="module", params=["disk", "hub"])
+def place(request: pytest.FixtureRequest, folder: Path) -> Place:
+    if request.param == "disk":
+        return Place(folder, "", os.environ)
+    hub: Hub = request.getfixturevalue("module_hub")
+    hub.client(UPLOAD, folder, "user/llama")
+    return Place(folder, "user/llama", hub.client_env())
+
+
+def on_ranks(world: int, place: Place, code: str, tmp_path: Path) -> list[Any]:
     script = tmp_path / "rank.py"
     script.write_text(COUNTED + textwrap.dedent(code))
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
-    done = subprocess.run([*run, script, folder], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        [*run, script, place.folder, place.repo, tmp_path],
+        env={**place.env, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads((folder / f"rank{rank}.out").read_text()) for rank in range(world)]
+    return [json.loads((tmp_path / f"rank{rank}.out").read_text()) for rank in range(world)]
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_each_rank_reads_only_its_rows_of_distributed_parameters(folder: Path, tmp_path: Path, world: int) -> None:
+def test_each_rank_reads_only_its_rows_of_distributed_parameters(place: Place, tmp_path: Path, world: int) -> None:
     code = """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
     mesh = init_device_mesh("cpu", (world,))
     config = transformers.AutoConfig.from_pretrained(folder)
-    with torch.device(sys.argv[2] if len(sys.argv) > 2 else "meta"):
+    with torch.device("meta"):
         module = transformers.LlamaForCausalLM(config)
     share = 0
     for owner in module.modules():
@@ -92,13 +133,13 @@ def test_each_rank_reads_only_its_rows_of_distributed_parameters(folder: Path, t
         assert torch.equal(p.full_tensor(), whole[name][...]), name
     report(share=share, told=told.bytes_read)
     """
-    for found in on_ranks(world, folder, code, tmp_path):
+    for found in on_ranks(world, place, code, tmp_path):
         assert found["share"] <= found["bytes"] <= 1.02 * found["share"]
         assert found["told"] == found["bytes"]
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_each_rank_of_a_tensor_parallel_model_reads_its_part(folder: Path, tmp_path: Path, world: int) -> None:
+def test_each_rank_of_a_tensor_parallel_model_reads_its_part(place: Place, tmp_path: Path, world: int) -> None:
     code = """
     from transformers.distributed import DistributedConfig
     model = from_pretrained(checkpoint, distributed_config=DistributedConfig(tp_plan="auto"))
@@ -116,17 +157,17 @@ def test_each_rank_of_a_tensor_parallel_model_reads_its_part(folder: Path, tmp_p
     logits = logits.full_tensor() if hasattr(logits, "full_tensor") else logits
     report(read=nbytes, bound=bound, exact=exact, all=checkpoint.nbytes, logits=logits[0, -1, :16].tolist())
     """
-    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    model = transformers.LlamaForCausalLM.from_pretrained(place.folder)
     with torch.no_grad():
         wanted = model(torch.arange(8).reshape(1, 8)).logits[0, -1, :16]
-    for found in on_ranks(world, folder, code, tmp_path):
+    for found in on_ranks(world, place, code, tmp_path):
         small_files = 64 * 1024
         assert found["exact"] < found["all"]
         assert found["exact"] <= found["read"] <= 1.02 * found["bound"] + small_files
         assert torch.allclose(torch.tensor(found["logits"]), wanted, atol=1e-4)
 
 
-def test_each_stage_of_a_pipeline_reads_its_layers(folder: Path, tmp_path: Path) -> None:
+def test_each_stage_of_a_pipeline_reads_its_layers(place: Place, tmp_path: Path) -> None:
     code = """
     config = transformers.AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
@@ -138,5 +179,5 @@ def test_each_stage_of_a_pipeline_reads_its_layers(folder: Path, tmp_path: Path)
         assert torch.equal(p, whole[f"model.layers.{rank}.{name}"][...]), name
     report(share=sum(p.nbytes for p in layer.parameters()))
     """
-    for found in on_ranks(2, folder, code, tmp_path):
+    for found in on_ranks(2, place, code, tmp_path):
         assert found["share"] <= found["bytes"] <= 1.02 * found["share"]
