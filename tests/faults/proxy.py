@@ -153,7 +153,11 @@ class Proxy:
         with self._changed:
             self._active += 1
         try:
-            body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+            nbytes = int(handler.headers.get("Content-Length", 0))
+            body = handler.rfile.read(nbytes)
+            if len(body) < nbytes:  # killed while it was sending: what there is of it goes nowhere
+                handler.close_connection = True
+                return
             exchange = self._exchange(handler, body)
             answer = self._take(exchange)(exchange)
             exchange.nbytes_answered = len(answer.body[: answer.cut])

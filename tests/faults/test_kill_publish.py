@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -47,6 +47,12 @@ BOUNDARIES = {
 }
 """Request lines, and how many of each there are at least."""
 
+LFS_BOUNDARIES = {
+    "ask where to send": (r"POST .*/info/lfs/objects/batch", SHARDS),
+    "upload": (r"PUT /lfs/", SHARDS),
+    "commit a shard to the staging branch": (r"POST .*/commit/hubshard%2Fstaging", SHARDS),
+}
+
 
 @dataclass(frozen=True)
 class Point:
@@ -66,9 +72,9 @@ class Point:
         return threading.Timer(self.seconds or 1e6, victim.kill)
 
 
-def boundaries() -> list[Point]:
+def boundaries(requests: Mapping[str, tuple[str, int]]) -> list[Point]:
     points = []
-    for pattern, count in BOUNDARIES.values():
+    for pattern, count in requests.values():
         for number in sorted({1, min(2, count), count}):
             points += [Point("before", pattern, number), Point("after", pattern, number)]
     return points
@@ -86,7 +92,19 @@ def instants(count: int) -> list[Point]:
 @pytest.fixture(scope="module")
 def pool(module_hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleQueue[Clients]]:
     """Two programs that fork clients."""
-    env = module_hub.client_env(tmp_path_factory.mktemp("home"))
+    with _pool(module_hub.client_env(tmp_path_factory.mktemp("home"))) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def lfs_pool(module_hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleQueue[Clients]]:
+    """The same, for clients without Xet."""
+    with _pool(module_hub.client_env(tmp_path_factory.mktemp("home"), xet=False)) as made:
+        yield made
+
+
+@contextmanager
+def _pool(env: dict[str, str]) -> Iterator[SimpleQueue[Clients]]:
     free: SimpleQueue[Clients] = SimpleQueue()
     with ExitStack() as stack:
         for _ in range(2):
@@ -165,12 +183,19 @@ def run_matrix(points: list[Point], hub: Hub, pool: SimpleQueue[Clients], tmp_pa
 
 
 def test_killed_at_every_boundary(module_hub: Hub, pool: SimpleQueue[Clients], tmp_path: Path) -> None:
-    points = boundaries()
+    points = boundaries(BOUNDARIES)
     assert len(points) >= 40
     seen = run_matrix(points, module_hub, pool, tmp_path)
     assert [point for point, left in zip(points, seen, strict=True) if not left.is_killed] == []
     assert {left.view for left in seen} == {"old", "new"}
     assert {left.staged_bytes for left in seen} == {shards * NBYTES_OF_SHARD for shards in range(SHARDS + 1)}
+
+
+def test_without_xet_killed_at_every_boundary_of_an_upload(
+    module_hub: Hub, lfs_pool: SimpleQueue[Clients], tmp_path: Path
+) -> None:
+    seen = run_matrix(boundaries(LFS_BOUNDARIES), module_hub, lfs_pool, tmp_path)
+    assert all(left.is_killed for left in seen)
 
 
 def test_killed_at_events_and_at_random_instants(module_hub: Hub, pool: SimpleQueue[Clients], tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ from hubshard.store.local import LocalStore
 root, fatal = Path(sys.argv[1]), int(sys.argv[2])
 taken = []
 
-def checkpoint(step):
+def on_step(step):
     taken.append(step)
     if len(taken) == fatal:
         os.kill(os.getpid(), signal.SIGKILL)
 
-store = LocalStore(root, checkpoint=checkpoint)
+store = LocalStore(root, on_step=on_step)
 files = {"config.json": b"new", "added/b.bin": b"n" * 300_000}
 add = [
     store.stage("main", path, lambda: [content[:1000], content[1000:]], nbytes=len(content))
