@@ -17,7 +17,7 @@ ROOT = Path(hubshard.__file__).parent
 
 LAYERS = {
     # a module may import those of lower layers; within LEVEL_LAYERS those of its own layer too
-    0: {"tensors", "errors", "sizes", "events", "target", "locks"},
+    0: {"tensors", "errors", "sizes", "events", "target", "locks", "disk"},
     1: {"protocols", "manifest", "header", "index", "watch"},
     2: {"plan", "reads", "engine", "shardfile", "digests"},
     3: {"store", "sources"},
@@ -38,9 +38,11 @@ THIRD_PARTY = {
     "safetensors": {"sources/*", "lazy/*", "cli/demo_client.py"},
     "transformers": {"sources/*", "lazy/*", "integrations/*", "cli/demo_client.py"},
     "accelerate": {"lazy/*", "integrations/*"},
+    "torchdata": {"resume/adapters.py"},
+    "datasets": {"resume/adapters.py"},
     "deepspeed": {"integrations/*"},
-    "huggingface_hub": {"store/hub*.py", "store/lfs.py", "store/xet.py", "fetch/hub.py", "cli/demo_client.py"},
-    "hf_xet": {"store/hub*.py", "store/xet.py"},
+    "huggingface_hub": {"store/hub*.py", "fetch/hub.py", "cli/demo_client.py"},
+    "hf_xet": {"store/hub*.py"},
     "typer": {"cli/*"},
     "rich": {"cli/*"},
     "starlette": {"hubserver/*"},
@@ -51,7 +53,18 @@ THIRD_PARTY = {
     "lz4": {"hubserver/*"},
     "blake3": {"hubserver/*"},
 }
-LATE = {"torch", "numpy", "safetensors", "transformers", "accelerate", "deepspeed", "hf_xet", "huggingface_hub"}
+LATE = {
+    "torch",
+    "numpy",
+    "safetensors",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "hf_xet",
+    "huggingface_hub",
+    "torchdata",
+    "datasets",
+}
 """Optional or slow packages: they, and modules of ours that import them on top, may be imported inside a function."""
 LATE_OURS = {"cli/*", "__init__.py"}
 """Who may import modules of ours inside a function, so that `hubshard --help` stays fast."""

@@ -15,11 +15,12 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from hubshard.digests import content_id, matches
+from hubshard.disk import sync_folder
 from hubshard.errors import FormatError
 from hubshard.events import Event, OnEvent
 from hubshard.fetch.layout import Recalled
 from hubshard.fetch.parts import Part, clean_parts, name_of
-from hubshard.fetch.record import Record, clean_scratch, read_record, scratch, sync_folder, write_record
+from hubshard.fetch.record import Record, clean_scratch, read_record, scratch, write_record
 from hubshard.fetch.selection import Selection, holds_weights, is_entry_point
 from hubshard.index import is_weight_file
 from hubshard.protocols import Entry, Revision

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hubshard.digests import content_id
+from hubshard.disk import sync_folder
 from hubshard.errors import FormatError
 from hubshard.fetch.layout import Recalled
 from hubshard.fetch.parts import Part, clean_parts
@@ -26,7 +27,6 @@ from hubshard.fetch.record import (
     clean_scratch,
     read_record,
     scratch,
-    sync_folder,
     write_atomically,
     write_record,
 )

@@ -8,9 +8,10 @@ import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hubshard.disk import sync_folder
 from hubshard.protocols import Entry, Revision
 
-__all__ = ["Record", "clean_scratch", "read_record", "scratch", "sync_folder", "write_atomically", "write_record"]
+__all__ = ["Record", "clean_scratch", "read_record", "scratch", "write_atomically", "write_record"]
 
 _VERSION = 1
 
@@ -84,15 +85,3 @@ def write_atomically(path: Path, content: bytes, *, private: Path) -> None:
         os.fsync(file.fileno())
     fresh.replace(path)
     sync_folder(path.parent)
-
-
-def sync_folder(*folders: Path) -> None:
-    """Make the names in these folders durable, where the system can."""
-    if os.name == "nt":
-        return
-    for folder in folders:
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -7,10 +7,12 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
+from hubshard.disk import sync_folder
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["make_dir", "publish", "publish_once", "remove", "sync_dir", "temp_path"]
+__all__ = ["make_dir", "publish", "publish_once", "remove", "temp_path"]
 
 
 def temp_path(folder: Path, *, prefix: str = "new") -> Path:
@@ -21,18 +23,6 @@ def temp_path(folder: Path, *, prefix: str = "new") -> Path:
     return folder / f"{prefix}-{os.getpid()}-{secrets.token_hex(8)}"
 
 
-def sync_dir(folder: Path) -> None:
-    """Makes the names in `folder` durable, where the system can sync a directory (Windows cannot)."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # Windows opens no directories; its renames are journalled
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def make_dir(folder: Path) -> None:
     """Makes `folder` and its parents, durably."""
     if folder.is_dir():
@@ -40,7 +30,7 @@ def make_dir(folder: Path) -> None:
     make_dir(folder.parent)
     with contextlib.suppress(FileExistsError):
         folder.mkdir()
-    sync_dir(folder.parent)
+    sync_folder(folder.parent)
 
 
 def publish(temp: Path, final: Path) -> bool:
@@ -58,7 +48,7 @@ def publish(temp: Path, final: Path) -> bool:
         temp.replace(final)
     else:
         temp.unlink()
-    sync_dir(final.parent)
+    sync_folder(final.parent)
     return inserted
 
 
@@ -73,7 +63,7 @@ def publish_once(temp: Path, final: Path) -> bool:
     make_dir(final.parent)
     inserted = _link(temp, final)
     temp.unlink(missing_ok=True)
-    sync_dir(final.parent)
+    sync_folder(final.parent)
     return inserted
 
 

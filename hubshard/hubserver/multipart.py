@@ -12,8 +12,9 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
+from hubshard.disk import sync_folder
 from hubshard.errors import FormatError, IntegrityError
-from hubshard.hubserver.durable import make_dir, publish, sync_dir, temp_path
+from hubshard.hubserver.durable import make_dir, publish, temp_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,7 +66,7 @@ class PartWriter:
             file.flush()
             os.fsync(file.fileno())
         temp.replace(self._marker)
-        sync_dir(self._folder)
+        sync_folder(self._folder)
         return etag
 
     def close(self) -> None:

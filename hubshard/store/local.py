@@ -9,11 +9,12 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from hubshard.disk import read_exactly, sync_folder
 from hubshard.errors import ConflictError, FormatError, IntegrityError, NotFoundError, StoreError
 from hubshard.protocols import Content, Entry, Revision, Staged
 from hubshard.store.content import sha256_of
 from hubshard.store.local_stage import StagingArea, check_free_space
-from hubshard.store.local_swap import Checkpoint, ignore, locked, recover, swap_in, sync_folder, workspace_of
+from hubshard.store.local_swap import OnStep, ignore, locked, recover, swap_in, workspace_of
 from hubshard.store.local_tree import FileState, is_private, revision_id, scan, state_of, walk
 from hubshard.store.paths import check_path
 
@@ -36,13 +37,13 @@ class LocalStore:
 
     Args:
         root: the directory; it need not exist.
-        checkpoint: called with a name before each step that writes.
+        on_step: called with a name before each step that writes.
     """
 
-    def __init__(self, root: Path, *, checkpoint: Checkpoint = ignore) -> None:
+    def __init__(self, root: Path, *, on_step: OnStep = ignore) -> None:
         self.root = root.resolve()
-        self._checkpoint = checkpoint
-        self._staging = StagingArea(workspace_of(self.root), checkpoint)
+        self._on_step = on_step
+        self._staging = StagingArea(workspace_of(self.root), on_step)
         self._revisions: dict[str, Mapping[str, FileState]] = {}
         self._sha256: dict[str, str] = {}
 
@@ -92,12 +93,8 @@ class LocalStore:
         with _explained(self.root), state.real.open("rb", buffering=0) as file:
             _check_unchanged(state, os.fstat(file.fileno()))
             file.seek(start)
-            rest = into.cast("B")[: stop - start]
-            while rest.nbytes:
-                count = file.readinto(rest)
-                if not count:
-                    raise IntegrityError(f"{path} in {self.root} ends before byte {stop}")
-                rest = rest[count:]
+            if read_exactly(file, into.cast("B")[: stop - start]):
+                raise IntegrityError(f"{path} in {self.root} ends before byte {stop}")
 
     def stage(self, branch: str, path: str, data: Content, *, nbytes: int, sha256: str | None = None) -> Staged:
         """Write content durably beside the directory; content that is staged there already is not written again.
@@ -137,7 +134,7 @@ class LocalStore:
         del message, publish_id
         _check_branch(branch)
         with _explained(self.root), locked(self.root):
-            recover(self.root, self._checkpoint)
+            recover(self.root, self._on_step)
             self._check_head(parent)
             current = scan(self.root) if parent else {}
             added = {check_path(staged.path): self._content_of(staged, current) for staged in add}
@@ -145,7 +142,7 @@ class LocalStore:
             _check_names(kept, added)
             workspace_of(self.root).mkdir(exist_ok=True)
             self._build(added, gone=set(current) - kept)
-            swap_in(self.root, self._checkpoint)
+            swap_in(self.root, self._on_step)
             self._forget_staged(add)
             self._staging.clean()
         return self._committed(add)
@@ -171,7 +168,7 @@ class LocalStore:
     def _build(self, added: Mapping[str, Path], *, gone: set[str]) -> None:
         """Make the next state in `new/` of the workspace, durable in all but its own name."""
         new = workspace_of(self.root) / "new"
-        self._checkpoint("build")
+        self._on_step("build")
         new.mkdir()
         if self.root.exists():
             shutil.copymode(self.root, new)
@@ -179,12 +176,12 @@ class LocalStore:
                 path = PurePosixPath(Path(entry.path).relative_to(self.root).as_posix())
                 if path.as_posix() not in gone or is_private(path):
                     _carry(entry, new / path)
-        self._checkpoint("add")
+        self._on_step("add")
         used: set[Path] = set()
         for path_, file in added.items():
             _place(file, new / path_, own=file in used or not file.parent.name.startswith("staged-"))
             used.add(file)
-        self._checkpoint("sync")
+        self._on_step("sync")
         for folder, _, _ in os.walk(new, topdown=False):
             sync_folder(Path(folder))
 

@@ -10,11 +10,12 @@ import time
 import uuid
 from pathlib import Path
 
+from hubshard.disk import sync_folder, write_all
 from hubshard.errors import IntegrityError, StoreError
 from hubshard.protocols import Content
 from hubshard.sizes import format_size
 from hubshard.store.content import CheckedContent
-from hubshard.store.local_swap import Checkpoint, sync_folder
+from hubshard.store.local_swap import OnStep
 
 __all__ = ["StagingArea", "check_free_space"]
 
@@ -26,12 +27,12 @@ class StagingArea:
 
     Args:
         workspace: the folder that holds the folders of the processes.
-        checkpoint: called before each step.
+        on_step: called before each step.
     """
 
-    def __init__(self, workspace: Path, checkpoint: Checkpoint) -> None:
+    def __init__(self, workspace: Path, on_step: OnStep) -> None:
         self._workspace = workspace
-        self._checkpoint = checkpoint
+        self._on_step = on_step
         self._host = "".join(char if char.isalnum() else "_" for char in socket.gethostname())
         self._id = uuid.uuid4().hex[:8]
 
@@ -62,7 +63,7 @@ class StagingArea:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        self._checkpoint("staged")
+        self._on_step("staged")
         final = self._own / checked.sha256
         part.replace(final)
         sync_folder(self._own)
@@ -80,9 +81,9 @@ class StagingArea:
 
     def _write(self, part: Path, checked: CheckedContent) -> None:
         with part.open("r+b", buffering=0) as file:
-            self._checkpoint("part")
+            self._on_step("part")
             for block in checked:
-                _write_whole(file.fileno(), block)
+                write_all(file.fileno(), block)
             os.fsync(file.fileno())
 
     def file_of(self, name: str, nbytes: int) -> Path:
@@ -141,11 +142,6 @@ def _remove_empty(folder: Path) -> None:
     except OSError as error:
         if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT}:
             raise
-
-
-def _write_whole(descriptor: int, block: memoryview) -> None:
-    while block.nbytes:
-        block = block[os.write(descriptor, block) :]
 
 
 def _is_alive(process: int) -> bool:

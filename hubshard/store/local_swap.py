@@ -16,14 +16,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
+from hubshard.disk import sync_folder
+from hubshard.locks import wait_for_lock
 
-__all__ = ["Checkpoint", "ignore", "locked", "recover", "remove_tree", "swap_in", "sync_folder", "workspace_of"]
+__all__ = ["OnStep", "ignore", "locked", "recover", "remove_tree", "swap_in", "workspace_of"]
 
-Checkpoint = Callable[[str], None]
+OnStep = Callable[[str], None]
 """Called with the name of each step just before it is taken."""
 
 _AT_FDCWD = -100
@@ -32,7 +30,7 @@ _RENAME_SWAP = 2  # macOS: renamex_np(2)
 
 
 def ignore(_: str) -> None:
-    """A `Checkpoint` that does nothing."""
+    """An `OnStep` that does nothing."""
 
 
 def workspace_of(root: Path) -> Path:
@@ -40,31 +38,31 @@ def workspace_of(root: Path) -> Path:
     return root.with_name(f".{root.name}.hubshard")
 
 
-def swap_in(root: Path, checkpoint: Checkpoint) -> None:
+def swap_in(root: Path, on_step: OnStep) -> None:
     """Put the complete tree `new/` of the workspace in the place of `root`; the lock is held.
 
     When it returns, the new tree is durable. What was there is then removed.
     """
     workspace = workspace_of(root)
     ready, old = workspace / "ready", workspace / "old"
-    checkpoint("ready")
+    on_step("ready")
     (workspace / "new").rename(ready)
     sync_folder(workspace)
-    checkpoint("swap")
+    on_step("swap")
     if not root.exists():
         ready.rename(root)
     elif not _exchange(ready, root):
         root.rename(old)
-        checkpoint("between")
+        on_step("between")
         ready.rename(root)
     sync_folder(root.parent)
     sync_folder(workspace)
-    checkpoint("remove")
+    on_step("remove")
     remove_tree(ready)
     remove_tree(old)
 
 
-def recover(root: Path, checkpoint: Checkpoint = ignore) -> None:
+def recover(root: Path, on_step: OnStep = ignore) -> None:
     """Finish or undo what a killed commit left beside `root`; the lock is held."""
     workspace = workspace_of(root)
     ready, old = workspace / "ready", workspace / "old"
@@ -72,20 +70,9 @@ def recover(root: Path, checkpoint: Checkpoint = ignore) -> None:
         ready.rename(root)
     elif not root.exists() and old.exists():
         old.rename(root)
-    checkpoint("recover")
+    on_step("recover")
     for leftover in (workspace / "new", ready, old):
         remove_tree(leftover)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, where the system has such a call."""
-    if sys.platform == "win32":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def remove_tree(folder: Path) -> None:
@@ -101,12 +88,12 @@ def locked(root: Path) -> Iterator[None]:
     if sys.platform == "win32":
         workspace_of(root).mkdir(exist_ok=True)
         with (workspace_of(root) / "lock").open("wb") as file:
-            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+            wait_for_lock(file.fileno())
             yield
     else:  # a lock on the folder above leaves no file behind
         descriptor = os.open(root.parent, os.O_RDONLY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            wait_for_lock(descriptor)
             yield
         finally:
             os.close(descriptor)

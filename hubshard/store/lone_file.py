@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from hubshard.disk import read_exactly
 from hubshard.errors import IntegrityError, NotFoundError
 from hubshard.protocols import Entry, Revision
 
@@ -48,12 +49,8 @@ class LoneFile:
         with self.path.open("rb", buffering=0) as file:
             self._check(os.fstat(file.fileno()), at)
             file.seek(start)
-            rest = into.cast("B")[: stop - start]
-            while rest.nbytes:
-                count = file.readinto(rest)
-                if not count:
-                    raise IntegrityError(f"{self.path} ends before byte {stop}")
-                rest = rest[count:]
+            if read_exactly(file, into.cast("B")[: stop - start]):
+                raise IntegrityError(f"{self.path} ends before byte {stop}")
 
     def _check(self, status: os.stat_result, at: Revision) -> None:
         if _state(status) != at.commit:

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hubshard.disk import read_exactly, write_all
 from hubshard.errors import IntegrityError, NotFoundError
 from hubshard.hubserver.durable import make_dir, publish_once, remove, temp_path
 from hubshard.hubserver.xet.hashing import from_hex, to_hex
@@ -69,7 +70,7 @@ class XorbWriter:
             FormatError: they are not chunks.
         """
         for part in self._parser.feed(data):
-            _write_all(self._file.fileno(), memoryview(part))
+            write_all(self._file.fileno(), memoryview(part))
 
     def commit(self) -> tuple[bool, XorbIndex]:
         """Checks the hash of the whole, and makes the xorb durable.
@@ -85,7 +86,7 @@ class XorbWriter:
         actual = index.merkle_hash()
         if actual != self._xorb:
             raise IntegrityError(f"xorb {to_hex(self._xorb)}: its chunks have the hash {to_hex(actual)}")
-        _write_all(self._file.fileno(), memoryview(index.to_bytes()))
+        write_all(self._file.fileno(), memoryview(index.to_bytes()))
         os.fsync(self._file.fileno())
         self._file.close()
         return publish_once(self._temp, self._store.path(self._xorb)), index
@@ -201,18 +202,7 @@ def _packed_runs(file: RawIOBase, index: XorbIndex, first: int, last: int, *, na
         while first < last and index.packed_offset(first + 1) - start <= len(buffer):
             first += 1
         run = buffer[: index.packed_offset(first) - start]
-        _read_exactly(file, run, name=name)
+        lacking = read_exactly(file, run)
+        if lacking:
+            raise IntegrityError(f"xorb {name}: its file lacks {lacking} bytes; the disk has lost data")
         yield run
-
-
-def _read_exactly(file: RawIOBase, into: memoryview, *, name: str) -> None:
-    while into:
-        count = file.readinto(into)
-        if not count:
-            raise IntegrityError(f"xorb {name}: its file lacks {len(into)} bytes; the disk has lost data")
-        into = into[count:]
-
-
-def _write_all(handle: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(handle, data) :]

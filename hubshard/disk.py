@@ -1,0 +1,44 @@
+"""What Python's files leave to their callers: reads and writes of exactly so many bytes, and names that are durable."""
+
+from __future__ import annotations
+
+import os
+import sys
+from io import RawIOBase
+from pathlib import Path
+
+__all__ = ["read_exactly", "sync_folder", "write_all"]
+
+
+def read_exactly(file: RawIOBase, into: memoryview) -> int:
+    """Fill `into` from where an unbuffered file stands; the bytes that the file lacks for that, 0 when it is full."""
+    rest = into.cast("B")
+    while rest.nbytes:
+        count = file.readinto(rest)
+        if not count:
+            break
+        rest = rest[count:]
+    return rest.nbytes
+
+
+def write_all(descriptor: int, data: memoryview) -> None:
+    """Write all of `data` where an open file stands.
+
+    Raises:
+        OSError: the disk is full, or failed.
+    """
+    rest = data.cast("B")
+    while rest.nbytes:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def sync_folder(*folders: Path) -> None:
+    """Make the names in these folders durable. Windows cannot, and journals its renames."""
+    if sys.platform == "win32":
+        return
+    for folder in folders:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
