@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hubshard.errors import FormatError
+from hubshard.messages import listed
 from hubshard.sources.dtypes import CASTABLE
 from hubshard.tensors import TensorSpec
 
@@ -77,7 +78,7 @@ class Match:
             FormatError: says all three.
         """
         parts = [
-            f"{len(names)} {kind}: {_some(list(map(str, names)))}"
+            f"{len(names)} {kind}: {listed([str(name) for name in names], most=_SHOWN)}"
             for kind, names in (
                 ("missing from the checkpoint", self.missing),
                 ("unexpected in the checkpoint", self.unexpected),
@@ -165,8 +166,3 @@ def _mismatches(
         fits = spec.dtype == slot.dtype or (spec.dtype in CASTABLE and slot.dtype in CASTABLE)
         if shape_of(spec) != slot.shape or not fits:
             yield Mismatch(slot.names[0], shape_of(spec), spec.dtype, slot.shape, slot.dtype)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import FormatError
+from hubshard.lazy.distributed_box import Cut, part_of
 from hubshard.lazy.matching import Slot
 from hubshard.lazy.torch_dtypes import code_of
 from hubshard.tensors import Box, TensorSpec
@@ -105,17 +106,29 @@ def _is_dtensor(tensor: Any) -> bool:
 
 
 def _box_of_dtensor(tensor: Any, name: str) -> Box:
-    from torch.distributed.tensor._utils import (  # noqa: PLC0415  # slow, and optional; torch offers no public one
-        compute_local_shape_and_global_offset,
-    )
+    cuts: dict[int, list[Cut]] = {}
+    coordinates = tensor.device_mesh.get_coordinate()
+    for mesh_dim, placement in enumerate(tensor.placements):
+        kind = type(placement).__name__
+        if kind not in {"Shard", "_StridedShard", "Replicate"}:
+            raise _no_box(tensor, name)
+        if kind != "Replicate" and coordinates is not None:
+            cut = Cut(tensor.device_mesh.size(mesh_dim), coordinates[mesh_dim], getattr(placement, "split_factor", 1))
+            cuts.setdefault(placement.dim % tensor.ndim, []).append(cut)
+    parts = [part_of(length, cuts.get(dim, ())) for dim, length in enumerate(tensor.shape)]
+    if any(part is None for part in parts):
+        raise _no_box(tensor, name)
+    held = [part for part in parts if part is not None]
+    if coordinates is None:  # this rank is not of the mesh
+        held = [range(0) for _ in parts]
+    return Box(tuple(part.start if part else 0 for part in held), tuple(map(len, held)))
 
-    if not all(type(placement).__name__ in {"Shard", "Replicate"} for placement in tensor.placements):
-        raise FormatError(
-            f"{name!r} is placed as {tensor.placements}, which is no single box of it",
-            hint="load it with placements of Shard and Replicate only",
-        )
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return Box(tuple(offset), tuple(shape))
+
+def _no_box(tensor: Any, name: str) -> FormatError:
+    return FormatError(
+        f"{name!r} is placed as {tensor.placements}, which is no single box of it",
+        hint="load it with placements of Shard and Replicate only",
+    )
 
 
 def _dtensor_like(tensor: Any, local: torch.Tensor) -> Any:

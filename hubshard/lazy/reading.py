@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Protocol
 
 from hubshard.engine import run
-from hubshard.errors import FormatError, IntegrityError
+from hubshard.errors import IntegrityError
 from hubshard.manifest import Manifest
 from hubshard.protocols import Reader, Revision, Source
 from hubshard.reads import Copy, Read, plan_reads
@@ -218,9 +218,7 @@ def read_box(reader: TensorReader, spec: TensorSpec, box: Box) -> bytearray:
     Raises:
         FormatError: the box lies outside the tensor, or a packed dtype does not fall on whole bytes there.
     """
-    inside = len(box.offset) == len(box.shape) == len(spec.shape) and min((*box.offset, *box.shape, 0)) >= 0
-    if not inside or box not in spec.box:
-        raise FormatError(f"box {box.offset}+{box.shape} lies outside tensor {spec.name!r} of shape {spec.shape}")
+    spec.check_box(box)
     buffer = bytearray(math.ceil(box.numel * spec.bits / 8))
     execute(reader.jobs({spec.name: box}, {spec.name: BytesTarget(memoryview(buffer))}), reader.policy)
     return buffer

@@ -181,3 +181,28 @@ def test_each_stage_of_a_pipeline_reads_its_layers(place: Place, tmp_path: Path)
     """
     for found in on_ranks(2, place, code, tmp_path):
         assert found["share"] <= found["bytes"] <= 1.02 * found["share"]
+
+
+@pytest.mark.slow
+def test_parts_of_parts_are_read_where_data_and_tensor_parallelism_meet(place: Place, tmp_path: Path) -> None:
+    code = """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        layer = transformers.LlamaForCausalLM(config).model.layers[0]
+    plan = {"mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+    parallelize_module(layer, mesh["model"], plan)
+    fully_shard(layer, mesh=mesh["data"])
+    kinds = {type(placement).__name__ for p in layer.parameters() for placement in p.placements}
+    load_into(layer, checkpoint, prefix="model.layers.0.")
+    whole = open_checkpoint(folder)
+    for name, p in layer.named_parameters():
+        assert torch.equal(p.full_tensor(), whole["model.layers.0." + name][...]), name
+    report(kinds=sorted(kinds), all=sum(p.nbytes for p in layer.parameters()))
+    """
+    for found in on_ranks(4, place, code, tmp_path):
+        assert "_StridedShard" in found["kinds"]
+        assert found["bytes"] <= found["all"]

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from hubshard.lazy.distributed_box import Cut, part_of
+
+torch = pytest.importorskip("torch")
+placements = pytest.importorskip("torch.distributed.tensor.placement_types")
+
+
+def chunk(positions: list[int], parts: int, coordinate: int) -> list[int]:
+    pieces = torch.tensor(positions).chunk(parts) if positions else ()
+    return pieces[coordinate].tolist() if coordinate < len(pieces) else []
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 8, 12, 17])
+def test_plain_cuts_leave_what_torch_chunks_leave(length: int) -> None:
+    for first, second in product((1, 2, 3, 4), repeat=2):
+        for one, other in product(range(first), range(second)):
+            wanted = chunk(chunk(list(range(length)), first, one), second, other)
+            found = part_of(length, [Cut(first, one), Cut(second, other)])
+            assert found is not None
+            assert list(found) == wanted
+
+
+@pytest.mark.parametrize("length", [1, 5, 8, 12, 17])
+def test_strided_cuts_leave_what_torch_leaves_or_are_no_single_run(length: int) -> None:
+    runs = 0
+    for data, model in product((1, 2, 3, 4), repeat=2):
+        strided = placements._StridedShard(0, split_factor=model)
+        for one, other in product(range(data), range(model)):
+            pieces, _ = strided._split_tensor(torch.arange(length), data, with_padding=False, contiguous=False)
+            wanted = chunk(pieces[one].tolist(), model, other)
+            found = part_of(length, [Cut(data, one, model), Cut(model, other)])
+            if found is None:
+                assert wanted != list(range(wanted[0], wanted[0] + len(wanted)))
+            else:
+                assert list(found) == wanted
+                runs += 1
+    assert runs > 20
