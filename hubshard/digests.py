@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -46,23 +47,29 @@ def new_hash(entry: Entry) -> Hash:
     return hashlib.sha1(b"blob %d\0" % entry.nbytes, usedforsecurity=False)
 
 
-def matches(path: Path, entry: Entry) -> bool:
+def matches(path: Path, entry: Entry, *, on_bytes: Callable[[int], None] = lambda _: None) -> bool:
     """Whether the file `path` has the content of `entry`; its size alone counts where no hash is promised.
 
     False also where it is no file, or cannot be read.
+
+    Args:
+        path: the file.
+        entry: what it should be.
+        on_bytes: is told of the bytes that were hashed since its last call.
     """
     try:
         if not path.is_file() or path.stat().st_size != entry.nbytes:
             return False
-        return not can_verify(entry) or _digest(path, entry) == content_id(entry)
+        return not can_verify(entry) or _digest(path, entry, on_bytes) == content_id(entry)
     except OSError:
         return False
 
 
-def _digest(path: Path, entry: Entry) -> str:
+def _digest(path: Path, entry: Entry, on_bytes: Callable[[int], None]) -> str:
     digest = new_hash(entry)
     buffer = memoryview(bytearray(min(_READ_BYTES, max(entry.nbytes, 1))))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
+            on_bytes(count)
     return digest.hexdigest()

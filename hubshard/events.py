@@ -6,9 +6,9 @@ An operation begins with "start" and ends with "end", or with "error" where it f
 | --- | --- | --- | --- |
 | start | the repo or target | bytes in all | the revision, where it is known |
 | hashed | a file | bytes read to learn whether they must be sent, since its last such event | |
-| read | a file | bytes read to be sent, since its last such event | |
+| read | a file | bytes on their way, since its last such event: from the source of a publish, or to a pull | |
 | sent | a file | bytes that crossed the network to the store, since its last such event | |
-| received | a file | bytes that came from the store, since its last such event | |
+| received | a file | bytes that came from the store to stay, since its last such event | |
 | skipped | a file | bytes that did not have to move: they are where they should be | why |
 | deduplicated | a file | bytes of a file that was sent which did not cross the network: known there, or compressed | |
 | staged | a file | its size: it is durable, and not shown yet | |
@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-__all__ = ["Event", "OnEvent", "OnRetry", "Operation", "Totals", "ignore", "ignore_retry", "operation"]
+__all__ = ["Event", "Gathered", "OnEvent", "OnRetry", "Operation", "Totals", "ignore", "ignore_retry", "operation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Totals:
 
     Attributes:
         sent_bytes: that crossed the network to the store, those of failed attempts included.
-        received_bytes: that came from the store.
+        received_bytes: that came from the store to stay.
         skipped_bytes: of files, or parts of them, that did not have to move.
         deduplicated_bytes: of files that were sent which did not cross the network.
         retries: of requests, pieces, files and commits.
@@ -157,6 +157,32 @@ class Operation:
             retries=sums["retry"],
             seconds=seconds,
         )
+
+
+class Gathered:
+    """Gathers bytes until they are worth an event.
+
+    Args:
+        then: is told of them.
+        least_bytes: how many those are.
+    """
+
+    def __init__(self, then: Callable[[int], None], *, least_bytes: int = 2**20) -> None:
+        self._then = then
+        self._least_bytes = least_bytes
+        self._nbytes = 0
+
+    def add(self, nbytes: int) -> None:
+        """Take in some."""
+        self._nbytes += nbytes
+        if self._nbytes >= self._least_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        """Tell of those that are left."""
+        if self._nbytes:
+            told, self._nbytes = self._nbytes, 0
+            self._then(told)
 
 
 @contextmanager

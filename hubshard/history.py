@@ -6,10 +6,11 @@ import uuid
 from dataclasses import dataclass
 
 from hubshard.errors import NotFoundError
-from hubshard.events import Event, OnEvent, ignore
+from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.protocols import Entry, Revision, Staged
 from hubshard.store.commit import check_head
 from hubshard.store.hub import HubStore
+from hubshard.store.patience import Patience
 
 __all__ = ["RolledBack", "rollback"]
 
@@ -63,19 +64,25 @@ def rollback(
         ConflictError: the branch moved meanwhile, or is not at `expected_head`.
         StoreError: a large file of that revision was deleted for good; nothing was changed.
     """
-    store = HubStore(repo_id, token=token, endpoint=endpoint)
-    head, goal = _revision(store, revision), _revision(store, to)
-    check_head(head, expected_head)
-    now = {entry.path: entry for entry in store.list(head)}
-    wanted = {entry.path: entry for entry in store.list(goal)}
-    differing = [entry for path, entry in wanted.items() if now.get(path) != entry]
-    removed = tuple(sorted(now.keys() - wanted.keys()))
-    if not differing and not removed:
-        return RolledBack(head.commit, store.url_of(head), (), (), 0, changed=False)
-    staged = [_staged(store, goal, entry, revision) for entry in differing]
-    title = f"Roll back to {goal.commit[:8]}" + ("" if to == goal.commit else f" ({to})")
-    commit = store.commit(revision, parent=head, add=staged, remove=removed, message=title, publish_id=uuid.uuid4().hex)
-    on_event(Event("publish", "commit", path=revision, detail=commit.commit))
+    with operation("rollback", repo_id, on_event) as op:
+        store = HubStore(repo_id, token=token, endpoint=endpoint, patience=Patience(on_retry=op.retry))
+        head, goal = _revision(store, revision), _revision(store, to)
+        check_head(head, expected_head)
+        now = {entry.path: entry for entry in store.list(head)}
+        wanted = {entry.path: entry for entry in store.list(goal)}
+        differing = [entry for path, entry in wanted.items() if now.get(path) != entry]
+        removed = tuple(sorted(now.keys() - wanted.keys()))
+        op.start(sum(entry.nbytes for entry in differing), goal.commit)
+        if not differing and not removed:
+            op.end(head.commit)
+            return RolledBack(head.commit, store.url_of(head), (), (), 0, changed=False)
+        staged = [_staged(store, goal, entry, revision, op) for entry in differing]
+        title = f"Roll back to {goal.commit[:8]}" + ("" if to == goal.commit else f" ({to})")
+        commit = store.commit(
+            revision, parent=head, add=staged, remove=removed, message=title, publish_id=uuid.uuid4().hex
+        )
+        op.tell("commit", revision, sum(entry.nbytes for entry in differing), commit.commit)
+        op.end(commit.commit)
     return RolledBack(
         commit=commit.commit,
         url=store.url_of(commit),
@@ -93,9 +100,12 @@ def _revision(store: HubStore, name: str) -> Revision:
     return found
 
 
-def _staged(store: HubStore, at: Revision, entry: Entry, branch: str) -> Staged:
+def _staged(store: HubStore, at: Revision, entry: Entry, branch: str, op: Operation) -> Staged:
     if entry.sha256 is not None:
+        op.tell("skipped", entry.path, entry.nbytes, "the Hub has it")
         return Staged(entry.path, entry.nbytes, entry.sha256)
     content = bytearray(entry.nbytes)
     store.read(at, entry.path, 0, entry.nbytes, memoryview(content))
-    return store.stage(branch, entry.path, lambda: [content], nbytes=entry.nbytes)
+    staged = store.stage(branch, entry.path, lambda: [content], nbytes=entry.nbytes)
+    op.tell("sent", entry.path, staged.nbytes_sent)
+    return staged

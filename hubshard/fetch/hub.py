@@ -8,14 +8,15 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from hubshard.errors import FormatError
-from hubshard.events import OnEvent, ignore
+from hubshard.events import OnEvent, ignore, operation
 from hubshard.fetch.folder import FolderLayout
 from hubshard.fetch.hf_cache import CacheLayout
 from hubshard.fetch.layout import Layout
 from hubshard.fetch.pulling import Request, pull_from
 from hubshard.index import check_variant
 from hubshard.store.hub import HubStore
-from hubshard.store.hub_client import Patience, Token
+from hubshard.store.hub_client import Token
+from hubshard.store.patience import Patience
 from hubshard.target import check_repo_id
 
 __all__ = ["pull"]
@@ -79,27 +80,34 @@ def pull(
     check_variant(variant)
     if workers < 1 or max_retries < 0:
         raise FormatError(f"workers={workers}, max_retries={max_retries}: at least one thread, and no negative number")
-    request = Request(
-        repo_id=repo_id,
-        revision=revision or "main",
-        variant=variant,
-        include=_patterns(include),
-        exclude=_patterns(exclude),
-        workers=workers,
-        max_retries=max_retries,
-        is_offline=constants.HF_HUB_OFFLINE,
-        on_event=on_event,
-    )
-    layout: Layout
+    with operation("pull", repo_id, on_event) as op:
+        request = Request(
+            repo_id=repo_id,
+            revision=revision or "main",
+            variant=variant,
+            include=_patterns(include),
+            exclude=_patterns(exclude),
+            workers=workers,
+            max_retries=max_retries,
+            is_offline=constants.HF_HUB_OFFLINE,
+            on_event=op,
+        )
+        layout = _layout(repo_id, local_dir, cache_dir, variant, op)
+        patience = Patience(max_retries, stall_seconds, op.retry)
+        shown = pull_from(HubStore(repo_id, token=token, endpoint=endpoint, patience=patience), layout, request)
+        op.end(str(shown))
+    return shown
+
+
+def _layout(
+    repo_id: str, local_dir: str | Path | None, cache_dir: str | Path | None, variant: str | None, on_event: OnEvent
+) -> Layout:
     if local_dir is not None:
         if cache_dir is not None:
             raise FormatError("local_dir and cache_dir: only one of them can be the target")
-        layout = FolderLayout(Path(local_dir).expanduser(), repo_id, variant=variant, on_event=on_event)
-    else:
-        folder = Path(cache_dir if cache_dir is not None else constants.HF_HUB_CACHE).expanduser().resolve()
-        layout = CacheLayout(folder, repo_id, symlinks=not constants.HF_HUB_DISABLE_SYMLINKS)
-    patience = Patience(max_retries, stall_seconds)
-    return pull_from(HubStore(repo_id, token=token, endpoint=endpoint, patience=patience), layout, request)
+        return FolderLayout(Path(local_dir).expanduser(), repo_id, variant=variant, on_event=on_event)
+    folder = Path(cache_dir if cache_dir is not None else constants.HF_HUB_CACHE).expanduser().resolve()
+    return CacheLayout(folder, repo_id, symlinks=not constants.HF_HUB_DISABLE_SYMLINKS)
 
 
 def _patterns(given: str | Sequence[str] | None) -> Sequence[str] | None:

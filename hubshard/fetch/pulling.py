@@ -6,17 +6,19 @@ import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hubshard.digests import can_verify, content_id, matches
 from hubshard.engine import run
 from hubshard.errors import IncompleteError, IntegrityError, NotFoundError, StoreError
-from hubshard.events import Event, OnEvent
+from hubshard.events import Event, Gathered, OnEvent
 from hubshard.fetch.layout import Layout
 from hubshard.fetch.lockfile import locked
 from hubshard.fetch.parts import Part, missing_bytes, name_of
 from hubshard.fetch.selection import ReadIndex, Selection, select
 from hubshard.fetch.transfer import Transfer
+from hubshard.messages import listed
 from hubshard.protocols import Entry, Revision, Store
 from hubshard.sizes import format_size
 
@@ -88,7 +90,7 @@ def pull_from(store: Store, layout: Layout, request: Request) -> Path:
     with locked(layout.private / "lock", on_wait=on_wait) as is_held:
         if not is_held:
             request.tell("warning", detail=f"{layout.private} takes no lock: let no other pull run there")
-        request.tell("start", nbytes=seen.selection.nbytes, detail=seen.at.commit)
+        request.tell("start", request.repo_id, seen.selection.nbytes, seen.at.commit)
         layout.begin(seen.at, seen.selection, seen.listing)
         content = _locate(layout, seen, request)
         missing = [entry for entry in seen.selection.files if entry.path not in content]
@@ -99,7 +101,7 @@ def pull_from(store: Store, layout: Layout, request: Request) -> Path:
         if missing:
             _fetch(store, layout, seen, request, missing, content)
         shown = layout.show(seen.at, seen.selection, seen.listing, content)
-    request.tell("end", nbytes=seen.selection.nbytes, detail=str(shown))
+        request.tell("commit", str(shown), sum(entry.nbytes for entry in missing), seen.at.commit)
     return shown
 
 
@@ -152,7 +154,9 @@ def _select(listing: Sequence[Entry], request: Request, read_index: ReadIndex) -
     )
     if selection.left_out and request.include is None:
         names = [entry.path for entry in selection.left_out]
-        request.tell("warning", detail=f"not fetched, since nothing that is fetched needs them: {_some(names)}")
+        request.tell(
+            "warning", detail=f"not fetched, since nothing that is fetched needs them: {listed(names, most=_SHOWN)}"
+        )
     return selection
 
 
@@ -160,7 +164,11 @@ def _locate(layout: Layout, seen: _Seen, request: Request) -> dict[str, Path]:
     """Where the content of files lies at the target already, right to the last byte: by path."""
 
     def look(entry: Entry) -> Path | None:
-        return next((path for path in layout.candidates(seen.at, entry) if matches(path, entry)), None)
+        hashed = Gathered(partial(request.tell, "hashed", entry.path))
+        there = layout.candidates(seen.at, entry)
+        found = next((path for path in there if matches(path, entry, on_bytes=hashed.add)), None)
+        hashed.flush()
+        return found
 
     found: dict[str, Path] = {}
     results = run(
@@ -195,6 +203,9 @@ def _fetch(
 
     transfer = Transfer(store, seen.at, parts, request.workers, request.max_retries, request.on_event)
     transfer.fetch(list(wanted.values()), keep)
+    for entry in missing:
+        if wanted.get(content_id(entry)) != entry:
+            request.tell("skipped", entry.path, entry.nbytes, "has the content of another file")
     content |= {entry.path: same[content_id(entry)] for entry in missing}
 
 
@@ -213,10 +224,6 @@ def _incomplete(missing: Sequence[Entry], request: Request) -> IncompleteError:
     names = [entry.path for entry in missing]
     return IncompleteError(
         f"{request.where}: the server cannot be reached, and of the files at the target these are missing or damaged: "
-        f"{_some(names)}",
+        f"{listed(names, most=_SHOWN)}",
         hint="run it again when the server can be reached: it goes on from what has arrived",
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

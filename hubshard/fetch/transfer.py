@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
@@ -13,7 +14,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 from hubshard.digests import content_id, new_hash
 from hubshard.engine import run
 from hubshard.errors import IntegrityError, StoreError
-from hubshard.events import Event, OnEvent
+from hubshard.events import Event, Gathered, OnEvent
 from hubshard.fetch.parts import PIECE_BYTES, Part, name_of
 from hubshard.protocols import Buffer, Entry, Revision, Store
 
@@ -135,7 +136,11 @@ class Transfer:
             data = memoryview(bytearray(stop - start))
             self.store.read(self.at, entry.path, start, stop, data)
             return [data]
-        buffers = list(self.store.stream(self.at, entry.path, start, stop))
+        read, buffers = Gathered(partial(self._tell, "read", entry)), []
+        for buffer in self.store.stream(self.at, entry.path, start, stop):
+            buffers.append(buffer)
+            read.add(len(buffer))
+        read.flush()
         nbytes = sum(map(len, buffers))
         if nbytes != stop - start:
             raise IntegrityError(f"{entry.path}: {nbytes} bytes came for the range {start}-{stop}")
@@ -163,14 +168,15 @@ class Transfer:
     def _patiently(self, entry: Entry, call: Callable[[], T]) -> T:
         """Call, and call again where the error says that this may help."""
         for attempt in range(self.max_retries + 1):
-            if attempt > 1:  # the first try again is made at once
-                time.sleep(min(2.0 ** (attempt - 3), _MAX_PAUSE_SECONDS))
             try:
                 return call()
             except (IntegrityError, StoreError) as error:
                 if attempt == self.max_retries or (isinstance(error, StoreError) and not error.retryable):
                     raise
-                self._tell("retry", entry, 0, str(error))
+                # the first try again is made at once
+                wait = min(2.0 ** (attempt - 2), _MAX_PAUSE_SECONDS) if attempt else 0.0
+                self.on_event(Event("pull", "retry", entry.path, detail=str(error), wait_seconds=wait))
+                time.sleep(wait)
         raise AssertionError("unreachable: the last try returns or raises")
 
     def _tell(self, kind: str, entry: Entry, nbytes: int, detail: str = "") -> None:

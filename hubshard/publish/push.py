@@ -22,8 +22,9 @@ from hubshard.sizes import parse_size
 from hubshard.sources.dtypes import parse_float_dtype
 from hubshard.store.commit import check_head
 from hubshard.store.hub import HubStore
-from hubshard.store.hub_client import Patience, Token
+from hubshard.store.hub_client import Token
 from hubshard.store.opening import open_target
+from hubshard.store.patience import Patience
 
 __all__ = ["Published", "push_to_hub"]
 

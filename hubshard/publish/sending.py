@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -34,10 +34,14 @@ class Sender:
         stage: of the store.
         op: is told.
         scratch: for large files; None where they are streamed.
+        keep: takes note of each file that has become durable by itself.
     """
 
-    def __init__(self, stage: _Stage, op: Operation, scratch: Scratch | None) -> None:
+    def __init__(
+        self, stage: _Stage, op: Operation, scratch: Scratch | None, keep: Callable[[OutFile, Staged], None]
+    ) -> None:
         self._stage = stage
+        self._keep = keep
         self._op = op
         self._scratch = scratch
 
@@ -57,7 +61,10 @@ class Sender:
                 return Staged(file.path, file.nbytes, sha256)
             sent = _Sum(partial(self._op.tell, "sent", file.path))
             staged = self._stage(file.path, data, nbytes=file.nbytes, sha256=sha256, on_sent=sent.add)
-        self._tell_of(staged, there, sent)
+        is_new = self._tell_of(staged, there, sent)
+        self._keep(file, staged)
+        if is_new:
+            self._op.tell("staged", file.path, staged.nbytes)
         return staged
 
     @contextmanager
@@ -80,14 +87,16 @@ class Sender:
             yield buffer
             self._op.tell("read", file.path, memoryview(buffer).nbytes)
 
-    def _tell_of(self, staged: Staged, there: Entry | None, sent: _Sum) -> None:
+    def _tell_of(self, staged: Staged, there: Entry | None, sent: _Sum) -> bool:
+        """Tell of the bytes of a file; whether it was sent."""
         if not sent.nbytes and (staged.is_same(there) or not staged.nbytes_sent):
             self._op.tell("skipped", staged.path, staged.nbytes, "the Hub has it")
-            return
+            return False
         if staged.nbytes_sent > sent.nbytes:  # what goes along with the commit, or was not told in between
             sent.add(staged.nbytes_sent - sent.nbytes)
         if staged.nbytes > sent.nbytes:
             self._op.tell("deduplicated", staged.path, staged.nbytes - sent.nbytes)
+        return True
 
 
 class _Sum:

@@ -68,7 +68,7 @@ class Session:
         self._key = publish_key(outgoing.plan, repo_id=store.repo_id, revision=revision)
         self._staging: StagingBranch | None = None
         self._streams = _STREAMS if scratch is None else FILES_AT_ONCE
-        self._sender = Sender(partial(store.stage, revision, create_pr=create_pr), op, scratch)
+        self._sender = Sender(partial(store.stage, revision, create_pr=create_pr), op, scratch, self._keep)
 
     def stage(self, batch_bytes: int | None) -> Sequence[Staged]:
         """Make all content durable in the Hub, invisible to readers of the target.
@@ -99,21 +99,15 @@ class Session:
         results = run(
             [file for file in self._outgoing.all_files if not (file.default and file.path in tree)],
             cost=lambda file: min(file.nbytes, _STREAM_BYTES) + 1,
-            work=lambda file: self._stage_one(file, tree.get(file.path), found.get(file.path)),
+            work=lambda file: self._sender.send(file, tree.get(file.path), found.get(file.path)),
             budget_bytes=_BUDGET_BYTES,
             workers=self._streams,
         )
         return list(results)
 
-    def _stage_one(self, file: OutFile, there: Entry | None, kept: Entry | None) -> Staged:
-        staged = self._sender.send(file, there, kept)
-        if staged.receipt and (file in self._outgoing.shards or file.nbytes >= LARGE_FILE_BYTES):
-            self._keep(staged)
-        self._op.tell("staged", file.path, staged.nbytes)
-        return staged
-
-    def _keep(self, staged: Staged) -> None:
-        if self._staging is None:
+    def _keep(self, file: OutFile, staged: Staged) -> None:
+        is_large = file in self._outgoing.shards or file.nbytes >= LARGE_FILE_BYTES
+        if self._staging is None or not is_large:
             return
         try:
             if self._staging.add(staged):

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from hubshard.digests import can_verify, content_id, new_hash
 from hubshard.engine import run
 from hubshard.errors import HubshardError
-from hubshard.events import Event, OnEvent, ignore
+from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.protocols import Entry
 from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.store.opening import Opened, open_target
+from hubshard.store.patience import Patience
 
 __all__ = ["Problem", "Verification", "verify"]
 
@@ -80,16 +81,24 @@ def verify(
         variant: as in `model.fp16.safetensors`.
         token: for the Hub; None for the one that is logged in.
         endpoint: of the Hub; None for the usual one.
-        on_event: is told of bytes read.
+        on_event: is told of each step.
 
     Raises:
         NotFoundError: no such path, repo or revision.
         FormatError: a target that names nothing.
     """
-    opened = open_target(target, revision=revision, token=token, endpoint=endpoint)
-    other = None if against is None else open_target(against, token=token, endpoint=endpoint)
+    with operation("verify", str(target), on_event) as op:
+        patience = Patience(on_retry=op.retry)
+        opened = open_target(target, revision=revision, token=token, endpoint=endpoint, patience=patience)
+        other = None if against is None else open_target(against, token=token, endpoint=endpoint, patience=patience)
+        found = _verify(opened, other, str(against), variant, op)
+        op.end(opened.at.commit)
+    return found
+
+
+def _verify(opened: Opened, other: Opened | None, against: str, variant: str | None, op: Operation) -> Verification:
     entries = list(opened.store.list(opened.at))
-    on_event(Event("verify", "start", path=str(target), nbytes=sum(entry.nbytes for entry in entries)))
+    op.start(sum(entry.nbytes for entry in entries), opened.at.commit)
     tensors, problems = _structure(opened, variant)
     expected = {entry.path: entry for entry in (other.store.list(other.at) if other else entries)}
     present = {entry.path for entry in entries}
@@ -100,12 +109,11 @@ def verify(
     checked = run(
         promised,
         cost=lambda entry: min(entry.nbytes, _READ_BYTES) + 1,
-        work=lambda entry: _check(opened, entry, expected[entry.path], on_event),
+        work=lambda entry: _check(opened, entry, expected[entry.path], op),
         budget_bytes=_WORKERS * _READ_BYTES,
         workers=_WORKERS,
     )
     problems += [problem for problem in checked if problem is not None]
-    on_event(Event("verify", "end", path=str(target)))
     return Verification(
         commit=opened.at.commit,
         files=len(promised),
@@ -124,16 +132,17 @@ def _structure(opened: Opened, variant: str | None) -> tuple[int, list[Problem]]
     return len(source.specs()), []
 
 
-def _check(opened: Opened, entry: Entry, expected: Entry, on_event: OnEvent) -> Problem | None:
+def _check(opened: Opened, entry: Entry, expected: Entry, op: Operation) -> Problem | None:
     if entry.nbytes != expected.nbytes:
         return Problem(entry.path, f"has {entry.nbytes} bytes, not {expected.nbytes}")
     digest = new_hash(expected)
     try:
         for block in opened.blocks(entry.path, entry.nbytes):
             digest.update(block)
-            on_event(Event("verify", "received", path=entry.path, nbytes=block.nbytes))
+            op.tell("received", entry.path, block.nbytes)
     except HubshardError as error:
         return Problem(entry.path, error.message)
     if digest.hexdigest() != content_id(expected):
         return Problem(entry.path, f"has the hash {digest.hexdigest()}, not {content_id(expected)}")
+    op.tell("verify", entry.path, entry.nbytes)
     return None

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff, httpx
 
-from hubshard.errors import FormatError, StoreError
-from hubshard.events import OnRetry, ignore_retry
-from hubshard.store.commit import BusyError
+from hubshard.errors import FormatError
 from hubshard.store.hub_errors import translated
+from hubshard.store.patience import Patience
 from hubshard.target import check_repo_id
 
 __all__ = ["HubClient", "Patience", "Token", "quoted"]
@@ -24,50 +21,7 @@ Token = str | bool | Callable[[], str | None] | None
 """A token; None for the one of this machine (login, HF_TOKEN, or the CI's identity), False for none at all, or a
 function that is asked before each request."""
 
-T = TypeVar("T")
-
-_LONGEST_WAIT_S = 8.0
 _URL_PREFIXES = {"model": "", "dataset": "datasets/", "space": "spaces/"}
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a bad line is borne.
-
-    Attributes:
-        max_retries: of one request, piece or commit, after its first try.
-        stall_s: seconds of silence that are a failure where bytes should come in; a server that has to work for its
-            answer gets a multiple of it.
-        on_retry: is told of each retry.
-    """
-
-    max_retries: int = 5
-    stall_s: float = 30.0
-    on_retry: OnRetry = ignore_retry
-
-    def insist(self, attempt: Callable[[], T], what: str, *, retry: bool = True) -> T:
-        """Try, and again (up to 8 s apart, or when the server says) after errors that may pass.
-
-        Args:
-            attempt: raises StoreError, retryable where another try may help.
-            what: for whoever is told.
-            retry: False for one try.
-        """
-        retries = self.max_retries if retry else 0
-        for number in range(retries + 1):
-            try:
-                return attempt()
-            except StoreError as error:
-                if not error.retryable or number == retries:
-                    raise
-                self.pause(what, error, min(2.0**number, _LONGEST_WAIT_S))
-        raise AssertionError("unreachable: the last attempt raises or returns")
-
-    def pause(self, what: str, error: StoreError, wait_s: float) -> None:
-        """Say that another try follows, and wait: as long as the server says, else `wait_s`."""
-        wait_s = error.wait_s if isinstance(error, BusyError) else wait_s
-        self.on_retry(what, error.message, wait_s)
-        time.sleep(wait_s)
 
 
 class HubClient:

@@ -15,7 +15,8 @@ from hubshard.store.lone_file import LoneFile
 from hubshard.target import RepoTarget, parse_target
 
 if TYPE_CHECKING:
-    from hubshard.store.hub_client import Patience, Token
+    from hubshard.store.hub_client import Token
+    from hubshard.store.patience import Patience
 
 __all__ = ["Opened", "open_path", "open_repo", "open_target"]
 

@@ -165,9 +165,9 @@ def test_bytes_of_the_events_add_up(memory: ModuleType, make_layout: MakeLayout)
     events: list[Event] = []
     pull_from(hub, make_layout(), memory.request(on_event=events.append))
     total = sum(map(len, files.values()))
-    assert [(event.kind, event.nbytes) for event in events if event.kind in {"start", "end"}] == [
+    assert [(event.kind, event.nbytes) for event in events if event.kind in {"start", "commit"}] == [
         ("start", total),
-        ("end", total),
+        ("commit", total),
     ]
     assert sum(event.nbytes for event in events if event.kind == "received") == total
     assert {event.path for event in events if event.kind == "verify"} >= set(files) - {"a.py", "b.py"}
