@@ -1,8 +1,8 @@
 """The header of a safetensors file: eight bytes of length, then JSON, then the tensors' bytes without gaps.
 
 Format: https://github.com/huggingface/safetensors#format. Encoding is deterministic: tensors in the order given,
-    metadata keys sorted, spaces up to a multiple of eight so that the data is aligned. Decoding refuses whatever the
-    reference reader refuses, duplicate keys, and more dimensions than numpy or torch can hold.
+metadata keys sorted, spaces up to a multiple of eight so that the data is aligned. Decoding refuses whatever the
+reference reader refuses, duplicate keys, and more dimensions than numpy or torch can hold.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import Any
 
 from hubshard.errors import FormatError, UnsafeFormatError
+from hubshard.messages import brief
 from hubshard.tensors import DTYPE_BITS, MAX_DIMENSIONS, TensorSpec
 
 __all__ = [
@@ -47,7 +48,6 @@ MAX_READ_HEADER_BYTES = 100_000_000
 _ALIGNMENT = 8
 _ENTRY_KEYS = frozenset({"dtype", "shape", "data_offsets"})
 _ENTRY_FIXED_BYTES = len('"":{,"data_offsets":[,]},')
-_SHOWN_CHARACTERS = 200
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MINUS_ZERO = re.compile(rb"-0\b")
 _quoted = json.encoder.encode_basestring  # what json.dumps makes of a string with ensure_ascii=False
@@ -103,7 +103,7 @@ def check_name(name: str) -> None:
             hint="rename it in the state dict",
         )
     if not name.isascii() and not _is_text(name):
-        raise FormatError(f"the tensor name {_brief(name)} is no valid Unicode", hint="rename it in the state dict")
+        raise FormatError(f"the tensor name {brief(name)} is no valid Unicode", hint="rename it in the state dict")
 
 
 def check_spec(spec: TensorSpec) -> None:
@@ -116,10 +116,10 @@ def check_spec(spec: TensorSpec) -> None:
     shape = spec.shape
     if len(shape) > MAX_DIMENSIONS:
         raise FormatError(
-            f"tensor {_brief(spec.name)} has {len(shape)} dimensions, more than {MAX_DIMENSIONS}", hint="reshape it"
+            f"tensor {brief(spec.name)} has {len(shape)} dimensions, more than {MAX_DIMENSIONS}", hint="reshape it"
         )
     if shape and min(shape) < 0:
-        raise FormatError(f"tensor {_brief(spec.name)} has the negative shape {shape}")
+        raise FormatError(f"tensor {brief(spec.name)} has the negative shape {shape}")
 
 
 def aliases_in(metadata: Mapping[str, str], names: Container[str]) -> dict[str, str]:
@@ -175,7 +175,7 @@ def decode_header(raw: bytes, *, file_nbytes: int, path: str) -> Header:
     for spec, start, stop in entries:
         if start != end:
             raise FormatError(
-                f"{path}: tensor {_brief(spec.name)} starts at byte {start} of the data, expected {end}: overlap or gap"
+                f"{path}: tensor {brief(spec.name)} starts at byte {start} of the data, expected {end}: overlap or gap"
             )
         starts.append(nbytes + start)
         end = stop
@@ -266,7 +266,7 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ValueError(f"the key {_brief(key)} stands twice")
+                raise ValueError(f"the key {brief(key)} stands twice")
             seen.add(key)
     return table
 
@@ -294,13 +294,13 @@ def _metadata(value: Any, path: str) -> dict[str, str]:
 
 def _entry(name: str, value: Any, path: str) -> tuple[TensorSpec, int, int]:
     if not isinstance(value, dict) or value.keys() != _ENTRY_KEYS:
-        raise FormatError(f"{path}: tensor {_brief(name)} needs exactly dtype, shape and data_offsets")
+        raise FormatError(f"{path}: tensor {brief(name)} needs exactly dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        found = _brief(dtype) if isinstance(dtype, str) else f"a JSON {type(dtype).__name__}"
-        raise FormatError(f"{path}: tensor {_brief(name)} has the unknown dtype {found}")
+        found = brief(dtype) if isinstance(dtype, str) else f"a JSON {type(dtype).__name__}"
+        raise FormatError(f"{path}: tensor {brief(name)} has the unknown dtype {found}")
     if not _is_counts(shape, MAX_DIMENSIONS) or not _is_counts(offsets, 2) or len(offsets) != 2:
-        raise FormatError(f"{path}: tensor {_brief(name)} has a shape or data_offsets that are no lists of counts")
+        raise FormatError(f"{path}: tensor {brief(name)} has a shape or data_offsets that are no lists of counts")
     spec = TensorSpec(name, dtype, tuple(shape))
     try:
         check_name(name)
@@ -310,7 +310,7 @@ def _entry(name: str, value: Any, path: str) -> tuple[TensorSpec, int, int]:
     start, stop = offsets
     if stop - start != needed:
         raise FormatError(
-            f"{path}: tensor {_brief(name)} has {stop - start} bytes; {dtype} of shape {shape} needs {needed}"
+            f"{path}: tensor {brief(name)} has {stop - start} bytes; {dtype} of shape {shape} needs {needed}"
         )
     return spec, start, stop
 
@@ -327,15 +327,10 @@ def _is_text(text: str) -> bool:
     return not _SURROGATE.search(text)
 
 
-def _brief(text: str) -> str:
-    # names come from the file: a message stays a line however long they are
-    return repr(text) if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]!r}..."
-
-
 def _dumps_metadata(metadata: Mapping[str, str]) -> str:
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str) or not _is_text(key) or not _is_text(value):
-            raise FormatError(f"the metadata {_brief(str(key))} must map a string to a string of valid Unicode")
+            raise FormatError(f"the metadata {brief(str(key))} must map a string to a string of valid Unicode")
     return f"{{{','.join(f'{_quoted(key)}:{_quoted(value)}' for key, value in sorted(metadata.items()))}}}"
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from hubshard.errors import FormatError, UnsafeFormatError
 from hubshard.header import check_name, decode_json
+from hubshard.messages import brief
 
 __all__ = [
     "Index",
@@ -171,9 +172,8 @@ def check_path(file: str, *, path: str) -> None:
             Windows reads as another one or as a device; names `path` as where it stands.
     """
     if "\\" in file or ":" in file or not file.isprintable() or not all(map(_is_plain_part, file.split("/"))):
-        shown = repr(file) if len(file) <= 200 else f"{file[:200]!r}..."
         raise FormatError(
-            f"{path}: the file name {shown} is not a plain path within its folder",
+            f"{path}: the file name {brief(file)} is not a plain path within its folder",
             hint="do not load this checkpoint",
         )
 

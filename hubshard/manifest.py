@@ -169,8 +169,7 @@ def _check_tiling(spec: TensorSpec, pieces: Sequence[Piece]) -> None:
     filled = 0
     for piece in pieces:
         box = piece.box
-        whole = len(box.shape) == len(box.offset) == len(spec.shape) and min((*box.shape, 0)) >= 0
-        if not whole or box not in spec.box:
+        if not spec.holds(box):
             raise FormatError(f"{piece.at.path}: a piece of {spec.name!r} lies outside its shape {spec.shape}")
         filled += box.numel
     for a, b in _overlaps(pieces):

@@ -1,7 +1,4 @@
-"""Plans, and nothing but plans: which tensor goes into which shard; `reads` has those of which bytes to read.
-
-Everything here is pure: no I/O, no clock, the same answer for the same input. `engine` runs plans.
-"""
+"""Which tensor goes into which shard: nothing but a plan. Pure: no I/O, the same answer for the same input."""
 
 from __future__ import annotations
 
@@ -23,18 +20,14 @@ from hubshard.header import (
     header_nbytes,
 )
 from hubshard.index import check_variant, encode_index, index_name, shard_name
-from hubshard.reads import Copy, Read, ReadPlan, plan_reads
+from hubshard.messages import brief
 from hubshard.tensors import DTYPE_BITS, TensorSpec
 
 __all__ = [
     "MAX_FILE_BYTES",
-    "Copy",
-    "Read",
-    "ReadPlan",
     "Shard",
     "ShardPlan",
     "natural_key",
-    "plan_reads",
     "plan_shards",
 ]
 
@@ -236,7 +229,7 @@ def _check_alone(spec: TensorSpec, header_nbytes: int, nbytes: int) -> None:
         )
     if header_nbytes > MAX_WRITE_HEADER_BYTES:
         raise FormatError(
-            f"the header of a file with tensor {spec.name[:200]!r} alone needs {header_nbytes} bytes; readers take at "
+            f"the header of a file with tensor {brief(spec.name)} alone needs {header_nbytes} bytes; readers take at "
             f"most {MAX_WRITE_HEADER_BYTES}",
             hint="shorten the metadata, the name or the aliases",
         )

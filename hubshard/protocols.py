@@ -17,7 +17,6 @@ __all__ = ["Buffer", "Content", "Entry", "Reader", "Revision", "Source", "Staged
 Buffer = bytes | bytearray | memoryview
 """Contiguous bytes; a memoryview is of bytes (format "B", one dimension)."""
 
-
 Content = Path | Callable[[], Iterable[Buffer]]
 """The bytes of a file to be: a file, or a function that starts them anew each time it is called.
 

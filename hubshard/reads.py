@@ -144,9 +144,7 @@ def _regions(manifest: Manifest, name: str, box: Box) -> Sequence[tuple[Piece, B
     spec = manifest.tensors.get(name)
     if spec is None:
         raise FormatError(f"there is no tensor {name!r} in this checkpoint")
-    inside = len(box.shape) == len(box.offset) == len(spec.shape) and min((*box.offset, *box.shape, 0)) >= 0
-    if not inside or box not in spec.box:
-        raise FormatError(f"box {box.offset}+{box.shape} lies outside tensor {name!r} of shape {spec.shape}")
+    spec.check_box(box)
     if not box.numel:
         return ()
     pieces = ((piece, piece.box & box) for piece in manifest.pieces_of[name])

@@ -106,6 +106,20 @@ class TensorSpec:
         """The box that covers the whole tensor."""
         return Box((0,) * len(self.shape), self.shape)
 
+    def holds(self, box: Box) -> bool:
+        """Whether `box` is one of as many dimensions within the tensor."""
+        is_box = len(box.offset) == len(box.shape) == len(self.shape) and min((*box.shape, 0)) >= 0
+        return is_box and box in self.box
+
+    def check_box(self, box: Box) -> None:
+        """Refuse a box that is none of this tensor.
+
+        Raises:
+            FormatError: it lies outside, or has another number of dimensions.
+        """
+        if not self.holds(box):
+            raise FormatError(f"box {box.offset}+{box.shape} lies outside tensor {self.name!r} of shape {self.shape}")
+
 
 @dataclass(frozen=True, slots=True)
 class Box:

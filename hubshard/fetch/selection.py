@@ -1,4 +1,4 @@
-"""Which files of a revision a pull takes, and in which order they are shown.  Pure but for reading the indexes.
+"""Which files of a revision a pull takes, and in which order they are shown. Pure but for reading the indexes.
 
 Of each folder: the checkpoint of the variant (its single file, or what its index names), and every file that holds no
 weights. Left out, unless `include` names them: pickles, other formats, other variants, `consolidated*`, safetensors
@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 
 from hubshard.errors import FormatError, IncompleteError, NotFoundError, UnsafeFormatError
 from hubshard.index import check_case, check_path, decode_index
+from hubshard.messages import listed
 from hubshard.protocols import Entry
 
 __all__ = ["ReadIndex", "Selection", "holds_weights", "is_entry_point", "select"]
@@ -215,8 +216,7 @@ def _whole(
     missing = [path for path in paths if path not in by_path]
     if missing:
         raise IncompleteError(
-            f"{where}: {index.path} names files that are not there: {', '.join(missing[:_SHOWN])}"
-            + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""),
+            f"{where}: {index.path} names files that are not there: {listed(missing, most=_SHOWN)}",
             hint="publish the model whole again",
         )
     return [*(by_path[path] for path in paths), index]
@@ -243,5 +243,4 @@ def _refuse_other_formats(usable: Sequence[Entry], where: str) -> None:
 
 
 def _some(entries: Sequence[Entry]) -> str:
-    names = [entry.path for entry in entries[:_SHOWN]]
-    return ", ".join(names) + (f" and {len(entries) - _SHOWN} more" if len(entries) > _SHOWN else "")
+    return listed([entry.path for entry in entries], most=_SHOWN)

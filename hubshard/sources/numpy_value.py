@@ -8,32 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from hubshard.protocols import Buffer
+from hubshard.sources.dtypes import TORCH_CODES
 from hubshard.tensors import Box, TensorSpec
 
 __all__ = ["NumpyValue", "numpy_problem"]
 
-_CODES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-    # of the ml_dtypes package
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-}
+# numpy and ml_dtypes call theirs as torch does, but have no packed float4
+_CODES = {name: code for name, code in TORCH_CODES.items() if code != "F4"}
 
 
 def numpy_problem(array: Any) -> tuple[str, str] | None:

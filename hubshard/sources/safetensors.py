@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hubshard.engine import run
 from hubshard.errors import FormatError, NotFoundError
 from hubshard.header import PREFIX_BYTES, Header, decode_header, header_extent
 from hubshard.index import Index, decode_index
 from hubshard.manifest import Extent, FileDigest, Manifest, Piece, manifest_of_headers
-from hubshard.plan import plan_reads
-from hubshard.protocols import Buffer, Entry, Revision, Store
+from hubshard.messages import listed
+from hubshard.protocols import Buffer, Entry, Reader, Revision
+from hubshard.reads import plan_reads
 from hubshard.sources.weight_files import find_weight_files
 from hubshard.tensors import Box, TensorSpec
 
@@ -42,7 +43,7 @@ class SafetensorsSource:
 
     def __init__(
         self,
-        store: Store,
+        store: Reader,
         at: Revision,
         *,
         folder: str = "",
@@ -80,7 +81,7 @@ class SafetensorsSource:
             _check_index(found.path, index, headers)
         self.weight_files: Sequence[str] = tuple(shard.entry.path for shard in shards)
         digests = {shard.entry.path: FileDigest(shard.entry.nbytes, shard.entry.sha256 or "") for shard in shards}
-        self.manifest: Manifest = manifest_of_headers(map(_without_format, headers.items()), digests=digests)
+        self.manifest: Manifest = manifest_of_headers(headers.items(), digests=digests)
         # the headers are checked, so whole tensors tile; what is looked up by threads is made before they come
         self._piece_of = {piece.tensor: piece for piece in self.manifest.pieces}
         self.header_metadata: Mapping[str, str] = self._merged_metadata(headers)
@@ -130,9 +131,7 @@ class SafetensorsSource:
         spec = self.manifest.tensors.get(name)
         if spec is None:
             raise FormatError(f"there is no tensor {name!r} in this checkpoint")
-        inside = len(box.shape) == len(box.offset) == len(spec.shape) and min((*box.offset, *box.shape, 0)) >= 0
-        if not inside or box not in spec.box:
-            raise FormatError(f"box {box.offset}+{box.shape} lies outside tensor {name!r} of shape {spec.shape}")
+        spec.check_box(box)
         return spec
 
     def _index(self, entry: Entry) -> Index:
@@ -192,9 +191,9 @@ def _shards(entries: Mapping[str, Entry], path: str, index: Index | None) -> Seq
         header_bytes[file] = header_bytes.get(file, 0) + len(name) + _ENTRY_BYTES
     missing = sorted(file for file in header_bytes if prefix + file not in entries)
     if missing:
-        shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
         raise NotFoundError(
-            f"{path}: {len(missing)} of the {len(header_bytes)} shards that it names are not there: {shown}",
+            f"{path}: {len(missing)} of the {len(header_bytes)} shards that it names are not there: "
+            f"{listed(missing, most=_SHOWN)}",
             hint="the checkpoint is incomplete: fetch or publish it again",
         )
     found = ((entries[prefix + file], nbytes + 4096) for file, nbytes in sorted(header_bytes.items()))
@@ -237,13 +236,6 @@ def _where(headers: Mapping[str, Header]) -> dict[str, str]:
 def _is_alias(name: str, header: Header) -> bool:
     stored = header.metadata.get(name)
     return stored is not None and any(spec.name == stored for spec in header.specs)
-
-
-def _without_format(item: tuple[str, Header]) -> tuple[str, Header]:
-    # "format": "pt" is no alias, even where a tensor is named "pt"
-    path, header = item
-    metadata = {key: value for key, value in header.metadata.items() if key != "format"}
-    return path, replace(header, metadata=metadata)
 
 
 def _extent_within(piece: Piece, box: Box, spec: TensorSpec) -> Extent | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hubshard.errors import FormatError
 from hubshard.header import check_name
+from hubshard.messages import listed
 from hubshard.plan import natural_key
 from hubshard.protocols import Buffer
 from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
@@ -71,10 +72,7 @@ class StateDictSource:
         value = self._values.get(name)
         if value is None:
             raise FormatError(f"there is no tensor {name!r} in this state dict")
-        shape = value.spec.shape
-        inside = len(box.shape) == len(box.offset) == len(shape) and min((*box.offset, *box.shape, 0)) >= 0
-        if not inside or box not in value.spec.box:
-            raise FormatError(f"box {box.offset}+{box.shape} lies outside tensor {name!r} of shape {shape}")
+        value.spec.check_box(box)
         return value.read(box)
 
 
@@ -91,9 +89,8 @@ def _check(state_dict: Mapping[str, Any], cast_to: str | None) -> None:
         if problem and problem == first:
             names.append(name)
     if first:
-        listed = ", ".join(map(repr, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if names[_SHOWN:] else "")
         reason, hint = first
-        raise FormatError(f"tensor {listed} {reason}", hint=hint)
+        raise FormatError(f"tensor {listed([repr(name) for name in names], most=_SHOWN)} {reason}", hint=hint)
 
 
 def _problem(value: Any, cast_to: str | None) -> tuple[str, str] | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hubshard.errors import FormatError, IncompleteError, NotFoundError, UnsafeFormatError
 from hubshard.index import check_path, check_variant, index_name, shard_name
+from hubshard.messages import listed
 from hubshard.protocols import Entry
 
 __all__ = ["WeightFiles", "find_weight_files"]
@@ -15,7 +16,6 @@ __all__ = ["WeightFiles", "find_weight_files"]
 _NUMBERED = re.compile(r"-\d+-of-\d+(?:\.[A-Za-z0-9_.]+)?\.safetensors\Z")
 _INDEX = re.compile(r"\.safetensors\.index(?:\.[A-Za-z0-9_.]+)?\.json\Z")
 _PICKLED = re.compile(r"\.(?:bin|pt|pth|ckpt|pkl|pickle|distcp)\Z")
-_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _other_name(prefix: str, here: Sequence[str], variant: str | None) -> Weight
     numbered = [name for name in weights if _NUMBERED.search(name)]
     if numbered and not indexes:
         raise IncompleteError(
-            f"{_place(prefix)} holds shards ({_some(numbered)}), but no {index_name(variant)} to say what is in them",
+            f"{_place(prefix)} holds shards ({listed(numbered)}), but no {index_name(variant)} to say what is in them",
             hint="fetch or publish it whole again: the index is its last file",
         )
     found = [name for name in indexes if not name.startswith("model.safetensors.index.")]
@@ -94,7 +94,7 @@ def _other_name(prefix: str, here: Sequence[str], variant: str | None) -> Weight
         raise _nothing(prefix, here, variant)
     if len(found) > 1:
         raise FormatError(
-            f"{_place(prefix)} holds several checkpoints, none with the usual name: {_some(found)}",
+            f"{_place(prefix)} holds several checkpoints, none with the usual name: {listed(found)}",
             hint=f"name one of them as the path, such as path={found[0]!r}",
         )
     note = f"{prefix}{found[0]} was taken: there is no {shard_name(1, 1)}"
@@ -106,11 +106,12 @@ def _nothing(prefix: str, here: Sequence[str], variant: str | None) -> FormatErr
     pickled = [name for name in here if _PICKLED.search(name)]
     if pickled and not any(name.endswith(".safetensors") for name in here):
         return UnsafeFormatError(
-            f"{_place(prefix)} holds no {looked_for}, only pickled weights, which run code when read: {_some(pickled)}",
+            f"{_place(prefix)} holds no {looked_for}, only pickled weights, which run code when read: "
+            f"{listed(pickled)}",
             hint="convert them to safetensors first",
         )
     others = [name for name in here if name.endswith(".safetensors") or _INDEX.search(name)]
-    hint = f"there are the weights {_some(others)}: name their variant or path" if others else None
+    hint = f"there are the weights {listed(others)}: name their variant or path" if others else None
     return NotFoundError(f"{_place(prefix)} holds no {looked_for}; {_there(here)}", hint=hint)
 
 
@@ -119,9 +120,4 @@ def _place(prefix: str) -> str:
 
 
 def _there(names: Sequence[str]) -> str:
-    return f"there are: {_some(names)}" if names else "it is empty"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return f"there are: {listed(names)}" if names else "it is empty"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hubshard.errors import FormatError
 from hubshard.manifest import Extent, FileDigest, Manifest, Piece
-from hubshard.plan import Read, ReadPlan, plan_reads
+from hubshard.reads import Read, ReadPlan, plan_reads
 from hubshard.tensors import DTYPE_BITS, Box, TensorSpec
 
 Bits = npt.NDArray[np.uint8]

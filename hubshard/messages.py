@@ -1,0 +1,20 @@
+"""Names in messages: a line stays a line, however long they are, and however many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["brief", "listed"]
+
+_MOST_CHARACTERS = 200
+
+
+def brief(text: str) -> str:
+    """`text` in quotes, cut after 200 characters."""
+    return repr(text) if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]!r}..."
+
+
+def listed(names: Sequence[str], *, most: int = 8) -> str:
+    """The first `most` of `names`, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
