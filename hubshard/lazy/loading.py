@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,9 @@ from hubshard.lazy.matching import Match, Mismatch, Rename, match
 from hubshard.lazy.module_slots import ModuleSlot, slots_of
 from hubshard.lazy.opening import open_checkpoint
 from hubshard.lazy.placing import TensorTarget
-from hubshard.lazy.reading import Job, Target, execute
+from hubshard.lazy.reading import FileReader, Job, Target, TensorReader, execute
 from hubshard.lazy.torch_dtypes import torch_dtype, torch_shape
+from hubshard.lazy.verifying import VerifyingReader, promised, with_the_rest
 from hubshard.protocols import Source
 from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
 from hubshard.tensors import Box, TensorSpec
@@ -60,6 +61,7 @@ def load_into(
     dtype: str | torch.dtype | None = None,
     strict: bool = True,
     assign: bool | None = None,
+    verify: bool = False,
     revision: str | None = None,
     variant: str | None = None,
     token: str | bool | None = None,
@@ -83,6 +85,8 @@ def load_into(
             are assigned the stored dtype.
         strict: anything missing, unexpected or mismatched is an error.
         assign: give parameters new memory (True), or copy into what they have (False); None assigns those on meta.
+        verify: hash the files while they are loaded, all of their bytes, and compare with the sha256 that the Hub, or
+            its cache, promises for them. Where they differ, no parameter is assigned; what is copied into has changed.
         revision: of a repo.
         variant: as in `model.fp16.safetensors`.
         token: for the Hub.
@@ -91,6 +95,8 @@ def load_into(
 
     Raises:
         FormatError: the checkpoint does not fit and `strict` is set; names what is missing, unexpected or mismatched.
+            Or `verify` is set, and nothing is promised to verify against.
+        IntegrityError: a file has another size or sha256 than promised.
         NotFoundError: there is no such checkpoint.
     """
     code = None if dtype is None else parse_float_dtype(dtype)
@@ -105,7 +111,7 @@ def load_into(
         if strict:
             matched.check()
         placements = list(_placements(slots, matched, checkpoint, device_map=device_map, code=code, assign=assign))
-        return _load(checkpoint, placements, matched, on_event)
+        return _load(checkpoint, placements, matched, on_event, _verifying(checkpoint) if verify else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +223,34 @@ def _device(device: Any) -> torch.device:
         raise FormatError(f"{device!r} is no device", hint='give one that torch knows, such as "cpu" or 0') from error
 
 
-def _load(checkpoint: Checkpoint, placements: Sequence[_Placement], matched: Match, on_event: OnEvent) -> LoadReport:
+def _verifying(checkpoint: Checkpoint) -> VerifyingReader:
+    if checkpoint.manifest is None or checkpoint.store is None:
+        raise FormatError("a Source has no files to verify", hint="leave verify out")
+    return VerifyingReader(checkpoint.store, promised(checkpoint.manifest, checkpoint.root))
+
+
+def _load(
+    checkpoint: Checkpoint,
+    placements: Sequence[_Placement],
+    matched: Match,
+    on_event: OnEvent,
+    verifying: VerifyingReader | None,
+) -> LoadReport:
     read = [placement for placement in placements if not placement.is_mapped]
     mapped = [placement.spec for placement in placements if placement.is_mapped]
     bytes_mapped = sum(spec.nbytes for spec in mapped)
     on_event(Event("load", "start", nbytes=bytes_mapped + sum(p.box.numel * p.spec.bits // 8 for p in read)))
-    jobs = [_told(job, on_event) for wanted in _rounds(read) for job in _jobs(checkpoint, wanted)]
-    bytes_read = execute(jobs, checkpoint.reader.policy)
+    reader = checkpoint.reader
+    if verifying and isinstance(reader, FileReader):
+        reader = replace(reader, store=verifying)
+    jobs: Sequence[Job] = [job for wanted in _rounds(read) for job in _jobs(reader, wanted)]
+    if verifying and checkpoint.manifest and checkpoint.at:
+        jobs = with_the_rest(
+            jobs, checkpoint.manifest, verifying, checkpoint.at, max_read_bytes=reader.policy.max_read_bytes
+        )
+    bytes_read = execute([_told(job, on_event) for job in jobs], reader.policy)
+    if verifying:
+        verifying.check()
     if mapped and checkpoint.mapped:
         checkpoint.mapped.populate(mapped, workers=checkpoint.reader.policy.workers)
         on_event(Event("load", "received", nbytes=bytes_mapped))
@@ -248,9 +275,9 @@ def _rounds(placements: Sequence[_Placement]) -> Iterator[Sequence[_Placement]]:
         yield some
 
 
-def _jobs(checkpoint: Checkpoint, placements: Sequence[_Placement]) -> Iterator[Job]:
+def _jobs(reader: TensorReader, placements: Sequence[_Placement]) -> Iterator[Job]:
     targets: dict[str, Target] = {p.spec.name: TensorTarget(p.into, p.spec, p.box) for p in placements}
-    return checkpoint.reader.jobs({p.spec.name: p.box for p in placements}, targets)
+    return reader.jobs({p.spec.name: p.box for p in placements}, targets)
 
 
 def _told(job: Job, on_event: OnEvent) -> Job:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hubshard.errors import FormatError, IncompleteError, NotFoundError, StoreError
 from hubshard.lazy.checkpoint import Checkpoint
+from hubshard.lazy.verifying import promised, verify_files
 from hubshard.protocols import Source
 from hubshard.store.local import LocalStore
 from hubshard.store.lone_file import LoneFile
@@ -22,6 +23,7 @@ def open_checkpoint(
     revision: str | None = None,
     variant: str | None = None,
     subfolder: str = "",
+    verify: bool = False,
     token: str | bool | None = None,
     endpoint: str | None = None,
 ) -> Checkpoint:
@@ -36,6 +38,8 @@ def open_checkpoint(
         revision: branch, tag or commit of a repo; None for main, or what `source` says.
         variant: as in `model.fp16.safetensors`.
         subfolder: of the repo or directory, where the checkpoint is.
+        verify: read all files from end to end first, and compare with the sha256 that the Hub, or its cache, promises
+            for them; `load_into` does so while it loads, in one pass.
         token: for the Hub; None for the one that is logged in.
         endpoint: of the Hub; None for the usual one.
 
@@ -43,7 +47,26 @@ def open_checkpoint(
         NotFoundError: no such path, repo, revision, or no safetensors weights there.
         FormatError: index and shards do not agree, or something is not what it should be.
         IncompleteError: shards without their index.
+        IntegrityError: `verify` is set, and a file has another sha256.
     """
+    checkpoint = _open(source, revision=revision, variant=variant, subfolder=subfolder, token=token, endpoint=endpoint)
+    if verify:
+        if checkpoint.manifest is None or checkpoint.store is None or checkpoint.at is None:
+            raise FormatError("a Source has no files to verify", hint="leave verify out")
+        sha256 = promised(checkpoint.manifest, checkpoint.root)
+        verify_files(checkpoint.store, checkpoint.at, checkpoint.manifest, sha256, checkpoint.reader.policy)
+    return checkpoint
+
+
+def _open(
+    source: str | os.PathLike[str] | Source,
+    *,
+    revision: str | None,
+    variant: str | None,
+    subfolder: str,
+    token: str | bool | None,
+    endpoint: str | None,
+) -> Checkpoint:
     if not isinstance(source, (str, os.PathLike)):
         if revision or variant or subfolder:
             raise FormatError("a Source has no revision, variant or subfolder", hint="leave them out")

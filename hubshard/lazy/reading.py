@@ -12,7 +12,7 @@ from typing import Protocol
 
 from hubshard.engine import run
 from hubshard.errors import IntegrityError
-from hubshard.manifest import Manifest
+from hubshard.manifest import Extent, Manifest
 from hubshard.protocols import Reader, Revision, Source
 from hubshard.reads import Copy, Read, plan_reads
 from hubshard.tensors import Box, TensorSpec
@@ -71,10 +71,17 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One bounded read and what becomes of it; `work` returns the bytes it read."""
+    """One bounded read and what becomes of it.
+
+    Attributes:
+        nbytes: that it reads.
+        work: does it; returns the bytes it read.
+        at: which bytes of which file it reads; None where it reads no file.
+    """
 
     nbytes: int
     work: Callable[[], int]
+    at: Extent | None = None
 
 
 class TensorReader(Protocol):
@@ -131,7 +138,8 @@ class FileReader:
             max_read_bytes=self.policy.max_read_bytes,
         )
         for read in plan.reads:
-            yield Job(read.nbytes, partial(self._read, read, targets))
+            at = Extent(read.path, read.start, read.stop)
+            yield Job(read.nbytes, partial(self._read, read, targets), at)
 
     def _read(self, read: Read, targets: Mapping[str, Target]) -> int:
         if len(read.copies) == 1:
