@@ -289,9 +289,11 @@ def _tensors_from_text(state: Any) -> Any:
     if isinstance(state, dict) and state.keys() == {_TENSOR}:
         import torch  # noqa: PLC0415  # slow, and optional
 
-        dtype, shape, text = state[_TENSOR]
-        raw = torch.tensor(list(base64.b64decode(text)), dtype=torch.uint8)
-        return raw.view(getattr(torch, dtype)).reshape(shape)
+        name, shape, text = state[_TENSOR]
+        dtype = getattr(torch, name, None)
+        if not isinstance(dtype, torch.dtype):
+            raise FormatError(f"the saved state names the dtype {name!r}, which torch does not know")
+        return torch.tensor(list(base64.b64decode(text)), dtype=torch.uint8).view(dtype).reshape(shape)
     return _mapped(state, _tensors_from_text)
 
 

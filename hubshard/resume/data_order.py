@@ -24,7 +24,6 @@ __all__ = [
     "MicroBatch",
     "Seeds",
     "Share",
-    "batch_seeds",
     "sample_seeds",
     "worker_seeds",
 ]
@@ -239,11 +238,6 @@ class DataOrder:
 def sample_seeds(seed: int, epoch: int, index: int) -> Seeds:
     """The seeds for what the dataset draws for one sample: SHA-256 of ``hubshard sample {seed} {epoch} {index}``."""
     return _seeds(f"hubshard sample {seed} {epoch} {index}")
-
-
-def batch_seeds(seed: int, epoch: int, start: int) -> Seeds:
-    """The seeds for what collating a batch draws: SHA-256 of ``hubshard batch {seed} {epoch} {start position}``."""
-    return _seeds(f"hubshard batch {seed} {epoch} {start}")
 
 
 def worker_seeds(seed: int, epoch: int) -> Seeds:

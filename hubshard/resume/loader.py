@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hubshard.errors import FormatError
-from hubshard.resume.data_order import Cursor, DataOrder, MicroBatch, batch_seeds, sample_seeds, worker_seeds
+from hubshard.resume.data_order import Cursor, DataOrder, MicroBatch, sample_seeds, worker_seeds
 from hubshard.resume.sample_rng import kept_generators, seed_generators
 from hubshard.resume.sampler import ResumableSampler
 
@@ -47,9 +47,9 @@ class ResumableLoader:
     any number of ranks and workers and any micro-batch size.
 
     `random`, ``numpy.random`` and torch's generator for the CPU are seeded from (seed, epoch, index) before each
-    sample, and from the position before collating, and put back afterwards: augmentation depends neither on the worker
-    nor on what came before, and a loop that draws by itself is not disturbed. What collating draws depends on how
-    batches are cut, so it is the same only with the same world size and micro-batch size.
+    sample, and put back after each batch: augmentation depends neither on the worker nor on what came before, and a
+    loop that draws by itself is not disturbed. What collating draws depends on how batches are cut, so it is the same
+    only with the same world size and micro-batch size.
 
     Args:
         dataset: has a length, and gives the sample of an index.
@@ -260,8 +260,7 @@ class _Batches:
             for index in indices:
                 seed_generators(sample_seeds(order.seed, wanted.epoch, index))
                 samples.append(self.dataset[index])
-            seed_generators(batch_seeds(order.seed, wanted.epoch, wanted.start))
-            return self._collate(samples)
+            return self._collate(samples)  # what it draws follows on the last sample
 
 
 def _all_at_once(dataset: MapDataset, indices: list[int]) -> list[Any]:

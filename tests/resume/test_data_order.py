@@ -18,7 +18,6 @@ from hubshard.resume.data_order import (
     DataOrder,
     MicroBatch,
     Share,
-    batch_seeds,
     sample_seeds,
     worker_seeds,
 )
@@ -32,7 +31,6 @@ GOLDEN_HUGE = [564262102230, 720936324357, 475225855964, 994863053109]
 GOLDEN_SEEDS = [
     (17353804988349492744, 1386594873, 604654658036982604),
     (14704046619117853498, 2558342136, 313226101485642540),
-    (617333400494465998, 1964818757, 2474326659924708617),
     (8082069380948964511, 3621546755, 713468948851937504),
 ]
 """Runs depend on them: they change with the id of the permutation, or with the version of the state, alone."""
@@ -119,7 +117,7 @@ def test_the_permutation_is_the_one_that_is_described() -> None:
 
 
 def test_seeds_are_those_that_are_promised() -> None:
-    found = [sample_seeds(0, 0, 0), sample_seeds(-1, 2, 10**12), batch_seeds(0, 0, 0), worker_seeds(5, 1)]
+    found = [sample_seeds(0, 0, 0), sample_seeds(-1, 2, 10**12), worker_seeds(5, 1)]
     assert [(seeds.python, seeds.numpy, seeds.torch) for seeds in found] == GOLDEN_SEEDS
 
 
