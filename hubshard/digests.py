@@ -14,7 +14,7 @@ from typing import Protocol
 
 from hubshard.protocols import Buffer, Entry
 
-__all__ = ["Hash", "can_verify", "content_id", "matches", "new_hash"]
+__all__ = ["Hash", "can_verify", "content_id", "git_blob_id", "matches", "new_hash"]
 
 _GIT_BLOB_ID = re.compile(r"[0-9a-f]{40}\Z")
 _READ_BYTES = 1 << 20
@@ -44,7 +44,18 @@ def new_hash(entry: Entry) -> Hash:
     """A hash that has `content_id(entry)` as its digest once it has seen the content of `entry`."""
     if entry.sha256 is not None:
         return hashlib.sha256()
-    return hashlib.sha1(b"blob %d\0" % entry.nbytes, usedforsecurity=False)
+    return _new_git_hash(entry.nbytes)
+
+
+def git_blob_id(content: bytes) -> str:
+    """The id that git, and so the Hub's tree, gives to a file of this content."""
+    digest = _new_git_hash(len(content))
+    digest.update(content)
+    return digest.hexdigest()
+
+
+def _new_git_hash(nbytes: int) -> Hash:
+    return hashlib.sha1(b"blob %d\0" % nbytes, usedforsecurity=False)
 
 
 def matches(path: Path, entry: Entry, *, on_bytes: Callable[[int], None] = lambda _: None) -> bool:

@@ -141,9 +141,9 @@ class Session:
         Raises:
             ConflictError: the branch was moved, and files of ours are among those that changed.
         """
-        proposed = self._proposed(staged) if self._create_pr else None
-        if proposed is not None:
-            return proposed, Change((), ())
+        earlier = self._earlier_pull_request(staged) if self._create_pr else None
+        if earlier is not None:
+            return earlier, Change((), ())
         head = self._base
         for _ in range(_COMMIT_ATTEMPTS):
             change = self._change(staged, _by_path(self._store.list(head)))
@@ -163,9 +163,9 @@ class Session:
             f"{self._revision} moved {_COMMIT_ATTEMPTS} times while we committed", hint="publish again when it is quiet"
         )
 
-    def _proposed(self, staged: Sequence[Staged]) -> Revision | None:
+    def _earlier_pull_request(self, staged: Sequence[Staged]) -> Revision | None:
         """The open pull request that an earlier run of this publish has made."""
-        found = self._store.proposal_of(f"{self._key}-")
+        found = self._store.pull_request_of(f"{self._key}-")
         if found is None or self._change(staged, _by_path(self._store.list(found))).paths:
             return None
         self._op.tell("skipped", found.branch, detail="an earlier run has opened it")

@@ -17,19 +17,19 @@ from hubshard.protocols import Revision
 __all__ = ["BusyError", "Made", "check_head", "commit_by_rule", "publish_id_in", "with_publish_id"]
 
 _TRAILER = "Hubshard-Publish-Id: "
-_LONGEST_WAIT_S = 30.0
+_LONGEST_WAIT_SECONDS = 30.0
 
 
 class BusyError(StoreError):
     """A store that said when to come back.
 
     Attributes:
-        wait_s: seconds from now.
+        wait_seconds: seconds from now.
     """
 
-    def __init__(self, message: str, *, wait_s: float, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, wait_seconds: float, hint: str | None = None) -> None:
         super().__init__(message, hint=hint, retryable=True)
-        self.wait_s = wait_s
+        self.wait_seconds = wait_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def commit_by_rule(
         ConflictError: another commit is there.
         StoreError: the attempts are used up.
     """
-    wait_s = 1.0
+    wait_seconds = 1.0
     for attempt in range(max_retries + 1):
         try:
             return send()
@@ -121,10 +121,10 @@ def commit_by_rule(
         if made is not None:
             return made
         if attempt < max_retries:
-            pause_s = failure.wait_s if isinstance(failure, BusyError) else wait_s
-            on_retry(branch, failure.message, pause_s)
-            sleep(pause_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            pause_seconds = failure.wait_seconds if isinstance(failure, BusyError) else wait_seconds
+            on_retry(branch, failure.message, pause_seconds)
+            sleep(pause_seconds)
+            wait_seconds = min(2 * wait_seconds, _LONGEST_WAIT_SECONDS)
     message = f"gave up after {max_retries + 1} attempts to commit to {branch!r}: {failure}"
     raise StoreError(message, hint="nothing was changed as far as we know; run it again", retryable=True) from failure
 

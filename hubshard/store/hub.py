@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from huggingface_hub.errors import RevisionNotFoundError
-
 from hubshard.errors import ConflictError, IntegrityError, NotFoundError, StoreError
 from hubshard.protocols import Content, Entry, Revision, Staged
 from hubshard.store.commit import Made, commit_by_rule
 from hubshard.store.hub_card import check_card
-from hubshard.store.hub_client import HubClient, Patience, Token
-from hubshard.store.hub_commit import check_changes, commit_body, history_of, made_of, pull_request_of, send_commit
-from hubshard.store.hub_errors import translated
-from hubshard.store.hub_proposal import open_proposal
+from hubshard.store.hub_client import HubClient, Token
+from hubshard.store.hub_commit import check_changes, commit_body, history_of, made_of, send_commit
+from hubshard.store.hub_errors import is_revision_missing, translated
+from hubshard.store.hub_pulls import open_pull_request_of, pull_request_of
 from hubshard.store.hub_read import RangeReader, entry_of
 from hubshard.store.hub_stage import Advice, Stager
 from hubshard.store.hub_xet_read import XetFile, XetReader
 from hubshard.store.hub_xet_session import XetSessions, is_xet_enabled
 from hubshard.store.paths import check_path
+from hubshard.store.patience import Patience
 
 __all__ = ["HubStore"]
 
@@ -58,8 +57,8 @@ class HubStore:
         patience: Patience | None = None,
     ) -> None:
         self._client = HubClient(repo_id, repo_type=repo_type, token=token, endpoint=endpoint, patience=patience)
-        stall_s = self._client.patience.stall_s
-        sessions = XetSessions(stall_s) if (is_xet_enabled() if xet is None else xet) else None
+        stall_seconds = self._client.patience.stall_seconds
+        sessions = XetSessions(stall_seconds) if (is_xet_enabled() if xet is None else xet) else None
         self._stager = Stager(self._client, sessions)
         self._reader = RangeReader(self._client)
         self._xet_reader = None if sessions is None else XetReader(self._client, sessions)
@@ -85,7 +84,7 @@ class HubStore:
                 "GET", self._client.api_url("revision", branch), f"look at {branch!r}", params={"expand": "sha"}
             )
         except NotFoundError as error:
-            if isinstance(error.__cause__, RevisionNotFoundError):
+            if is_revision_missing(error):
                 return None
             raise
         return Revision(branch, str(answer.json()["sha"]))
@@ -290,7 +289,7 @@ class HubStore:
         try:
             self._client.send("DELETE", url, what, needs="write")
         except NotFoundError as error:
-            if not isinstance(error.__cause__, RevisionNotFoundError):
+            if not is_revision_missing(error):
                 raise
 
     def tag(
@@ -339,9 +338,9 @@ class HubStore:
             return made_of(item).publish_id
         return None
 
-    def proposal_of(self, publish_id: str) -> Revision | None:
+    def pull_request_of(self, publish_id: str) -> Revision | None:
         """The open pull request, among the newest, whose last commit carries a publish id that begins so, or None."""
-        return open_proposal(self._client, publish_id)
+        return open_pull_request_of(self._client, publish_id)
 
     def check_card(self, text: str) -> Sequence[str]:
         """Ask the Hub whether it would take a README.md; its warnings.

@@ -15,7 +15,7 @@ from hubshard.store.hub_errors import translated
 from hubshard.store.patience import Patience
 from hubshard.target import check_repo_id
 
-__all__ = ["HubClient", "Patience", "Token", "quoted"]
+__all__ = ["HubClient", "Token", "quoted", "without_token"]
 
 Token = str | bool | Callable[[], str | None] | None
 """A token; None for the one of this machine (login, HF_TOKEN, or the CI's identity), False for none at all, or a
@@ -62,9 +62,7 @@ class HubClient:
     def headers_for(self, url: str) -> dict[str, str]:
         """Fresh headers of a request to `url`: the token goes to the Hub, and to no other server."""
         headers = self.headers()
-        if _origin(url) != _origin(self.endpoint):
-            headers = {name: value for name, value in headers.items() if name.lower() != "authorization"}
-        return headers
+        return headers if _origin(url) == _origin(self.endpoint) else without_token(headers)
 
     def api(self) -> HfApi:
         """huggingface_hub's own client, with the token of now."""
@@ -96,7 +94,7 @@ class HubClient:
         retry: bool = True,
         auth: bool = True,
         headers: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
+        timeout_seconds: float | None = None,
         **body: Any,
     ) -> httpx.Response:
         """One request, tried again, with fresh headers, where that is safe.
@@ -109,13 +107,13 @@ class HubClient:
             retry: False where it must not be sent twice.
             auth: False for signed URLs, which may lead to another server.
             headers: further ones.
-            timeout_s: of silence, for each read and write; None for twice what is a stall.
+            timeout_seconds: of silence, for each read and write; None for twice what is a stall.
             body: `json`, `params` or `content` of the request.
 
         Raises:
             NotFoundError, ConflictError, StoreError: as the answer says.
         """
-        timeout = httpx.Timeout(timeout_s or 2 * self.patience.stall_s, connect=20.0)
+        timeout = httpx.Timeout(timeout_seconds or 2 * self.patience.stall_seconds, connect=20.0)
         attempt = partial(self._attempt, method, url, what, needs, headers, timeout=timeout, auth=auth, **body)
         return self.patience.insist(attempt, what, retry=retry)
 
@@ -144,6 +142,11 @@ class HubClient:
             if following is None:
                 return
             response = self.send("GET", following, what)
+
+
+def without_token(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers for whoever must not see the token."""
+    return {name: value for name, value in headers.items() if name.lower() != "authorization"}
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:

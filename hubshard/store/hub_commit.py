@@ -12,11 +12,10 @@ from hubshard.store.commit import Made, publish_id_in, with_publish_id
 from hubshard.store.hub_client import HubClient
 from hubshard.store.paths import check_path
 
-__all__ = ["check_changes", "commit_body", "history_of", "made_of", "pull_request_of", "send_commit"]
+__all__ = ["check_changes", "commit_body", "history_of", "made_of", "send_commit"]
 
 _STALLS = 20.0  # a large commit keeps the server busy
 _LOOK_BACK = 200
-_NEWEST_PULL_REQUESTS = 5
 
 
 def check_changes(add: Sequence[Staged], remove: Sequence[str]) -> None:
@@ -66,7 +65,7 @@ def send_commit(client: HubClient, branch: str, body: bytes, *, create_pr: bool)
         needs="write" if not create_pr else "read",
         retry=False,
         headers={"Content-Type": "application/x-ndjson"},
-        timeout_s=_STALLS * client.patience.stall_s,
+        timeout_seconds=_STALLS * client.patience.stall_seconds,
         content=body,
         params={"create_pr": "1"} if create_pr else None,
     )
@@ -87,21 +86,6 @@ def history_of(client: HubClient, revision: str, *, until: str | None, most: int
         if made[-1].commit == until or len(made) >= most:
             break
     return made
-
-
-def pull_request_of(client: HubClient, publish_id: str) -> tuple[int, Made] | None:
-    """The newest pull request whose last commit carries a publish id that begins so: its number, and that commit.
-
-    It is looked for among the five newest.
-    """
-    url = client.api_url("refs")
-    refs = client.send("GET", url, "list pull requests", params={"include_prs": "1"}).json().get("pullRequests") or []
-    numbers = sorted((int(str(ref["ref"]).rpartition("/")[2]) for ref in refs), reverse=True)
-    for number in numbers[:_NEWEST_PULL_REQUESTS]:
-        made = history_of(client, f"refs/pr/{number}", until=None, most=1)
-        if made and (made[0].publish_id or "").startswith(publish_id):
-            return number, made[0]
-    return None
 
 
 def made_of(item: Any) -> Made:

@@ -23,9 +23,9 @@ from huggingface_hub.utils import httpx, parse_ratelimit_headers
 from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError, StoreError
 from hubshard.store.commit import BusyError
 
-__all__ = ["from_http", "is_transient", "status_of", "translated"]
+__all__ = ["from_http", "is_revision_missing", "is_transient", "status_of", "translated"]
 
-_SKEW_S = 120.0
+_SKEW_SECONDS = 120.0
 
 
 @contextlib.contextmanager
@@ -85,9 +85,11 @@ def _hidden(error: HfHubHTTPError, repo: str, words: str, *, needs: str) -> NotF
     )
 
 
-def _failed(message: str, status: int, wait_s: float | None) -> StoreError:
-    if wait_s is not None and status in {429, 503}:
-        return BusyError(message, wait_s=wait_s, hint=f"the server asks to come back in {wait_s:.0f} s")
+def _failed(message: str, status: int, wait_seconds: float | None) -> StoreError:
+    if wait_seconds is not None and status in {429, 503}:
+        return BusyError(
+            message, wait_seconds=wait_seconds, hint=f"the server asks to come back in {wait_seconds:.0f} s"
+        )
     return StoreError(message, hint="try again later" if is_transient(status) else None, retryable=is_transient(status))
 
 
@@ -109,7 +111,7 @@ def _skew(error: HfHubHTTPError) -> str:
     date = (
         email.utils.parsedate_to_datetime(error.response.headers["Date"]) if "Date" in error.response.headers else None
     )
-    if date is None or abs(time.time() - date.timestamp()) < _SKEW_S:
+    if date is None or abs(time.time() - date.timestamp()) < _SKEW_SECONDS:
         return ""
     return f" (the clock here differs from the server's by {time.time() - date.timestamp():+.0f} s: set it)"
 
@@ -120,6 +122,11 @@ def _retry_after(error: HfHubHTTPError) -> float | None:
         return float(limit.reset_in_seconds) + 1.0  # whole seconds, rounded down
     value = error.response.headers.get("Retry-After", "").strip()
     return float(value) if value.isdigit() else None
+
+
+def is_revision_missing(error: HubshardError) -> bool:
+    """Whether the Hub said that the repo is there, but not the branch, tag or commit."""
+    return isinstance(error.__cause__, RevisionNotFoundError)
 
 
 def status_of(error: HubshardError) -> int | None:

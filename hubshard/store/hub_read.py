@@ -20,7 +20,7 @@ from hubshard.store.hub_errors import translated
 __all__ = ["RangeReader", "entry_of"]
 
 _MAX_HOPS = 5
-_SIGNED_URL_LIFETIME_S = 300.0
+_SIGNED_URL_LIFETIME_SECONDS = 300.0
 _KEPT_URLS = 4096
 _PROGRESS_BYTES = 64 * 1024
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(?:\d+|\*)\Z")
@@ -105,7 +105,7 @@ class RangeReader:
 
     def _get(self, url: str, start: int, stop: int) -> contextlib.AbstractContextManager[httpx.Response]:
         headers = {**self._client.headers_for(url), "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
-        timeout = httpx.Timeout(self._client.patience.stall_s, connect=20.0)
+        timeout = httpx.Timeout(self._client.patience.stall_seconds, connect=20.0)
         stream: contextlib.AbstractContextManager[httpx.Response] = get_session().stream(
             "GET", url, headers=headers, timeout=timeout, follow_redirects=False
         )
@@ -138,7 +138,7 @@ class RangeReader:
             return
         if len(self._signed) >= _KEPT_URLS:
             self._signed.clear()
-        self._signed[first] = _Signed(url, time.monotonic() + _SIGNED_URL_LIFETIME_S)
+        self._signed[first] = _Signed(url, time.monotonic() + _SIGNED_URL_LIFETIME_SECONDS)
 
 
 def entry_of(item: Any) -> Entry:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from hubshard.digests import git_blob_id
 from hubshard.errors import NotFoundError, StoreError
 from hubshard.protocols import Content, Staged
 from hubshard.store.content import read_all, sample_of, sha256_of
 from hubshard.store.hub_client import HubClient
-from hubshard.store.hub_errors import status_of
+from hubshard.store.hub_errors import is_revision_missing, status_of
 from hubshard.store.hub_lfs import is_held, upload_lfs
 from hubshard.store.hub_xet import XetUploader
 from hubshard.store.hub_xet_session import XetSessions
@@ -108,7 +108,7 @@ class Stager:
         try:
             return branch, self.advice(branch, {path: (nbytes, sample)}, create_pr=create_pr)[path]
         except NotFoundError as error:
-            if branch == _MAIN or not _is_revision_missing(error):
+            if branch == _MAIN or not is_revision_missing(error):
                 raise
         return _MAIN, self.advice(_MAIN, {path: (nbytes, sample)}, create_pr=create_pr)[path]
 
@@ -137,12 +137,3 @@ class Stager:
         sha256 = sha256 or sha256_of(data, path=path, nbytes=nbytes)
         sent = upload_lfs(self._client, revision, data, path=path, nbytes=nbytes, sha256=sha256, on_sent=on_sent)
         return Staged(path, nbytes, sha256, {"mode": "lfs"}, nbytes_sent=sent)
-
-
-def git_blob_id(content: bytes) -> str:
-    """The id that git, and so the Hub's tree, gives to a regular file of this content."""
-    return hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
-
-
-def _is_revision_missing(error: NotFoundError) -> bool:
-    return type(error.__cause__).__name__ == "RevisionNotFoundError"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hubshard.errors import StoreError
 from hubshard.protocols import Content
 from hubshard.store.content import CheckedContent
-from hubshard.store.hub_client import HubClient
+from hubshard.store.hub_client import HubClient, without_token
 from hubshard.store.hub_errors import status_of
 from hubshard.store.hub_xet_session import XetSessions
 
@@ -108,7 +108,7 @@ class XetUploader:
                 token_expiry_unix_secs=access.expiry,
                 token_refresh_url=access.refresh_url,
                 token_refresh_headers=headers,
-                custom_headers={name: value for name, value in headers.items() if name.lower() != "authorization"},
+                custom_headers=without_token(headers),
             )
         try:
             with _Meter(upload, on_sent) as meter:

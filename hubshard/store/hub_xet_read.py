@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hubshard.errors import StoreError
-from hubshard.store.hub_client import HubClient
+from hubshard.store.hub_client import HubClient, without_token
 from hubshard.store.hub_xet_session import XetSessions
 
 __all__ = ["XetFile", "XetReader"]
@@ -99,9 +99,7 @@ class XetReader:
                     key: self._sessions.for_download().new_download_stream_group(
                         token_refresh_url=self._client.api_url("xet-read-token", commit),
                         token_refresh_headers=headers,
-                        custom_headers={
-                            name: value for name, value in headers.items() if name.lower() != "authorization"
-                        },
+                        custom_headers=without_token(headers),
                     )
                 }
             return self._groups[key]

@@ -39,28 +39,28 @@ class XetSessions:
     """The sessions of this process, one for each direction; a fork gets its own.
 
     Args:
-        stall_s: seconds of silence that are a failure. hf_xet's limit runs from the first byte that is sent to the
+        stall_seconds: of silence that are a failure. hf_xet's limit runs from the first byte that is sent to the
             first of the answer: going up, a block of 64 MB on a slow line needs 60 times as much.
     """
 
-    def __init__(self, stall_s: float) -> None:
-        self._stall_s = stall_s
+    def __init__(self, stall_seconds: float) -> None:
+        self._stall_seconds = stall_seconds
         self._lock = threading.Lock()
         self._sessions: dict[tuple[int, str], Any] = {}
 
     def for_upload(self) -> Any:
         """An `hf_xet.XetSession`."""
-        return self._get("upload", _UPLOAD_STALLS * self._stall_s)
+        return self._get("upload", _UPLOAD_STALLS * self._stall_seconds)
 
     def for_download(self) -> Any:
         """An `hf_xet.XetSession`."""
-        return self._get("download", self._stall_s)
+        return self._get("download", self._stall_seconds)
 
-    def _get(self, direction: str, timeout_s: float) -> Any:
+    def _get(self, direction: str, timeout_seconds: float) -> Any:
         hf_xet = importlib.import_module("hf_xet")  # slow, and only needed here
         key = os.getpid(), direction
         with self._lock:
             if key not in self._sessions:
-                config = _CONFIG | {"client.read_timeout": f"{max(int(timeout_s * 1000), 1)}ms"}
+                config = _CONFIG | {"client.read_timeout": f"{max(int(timeout_seconds * 1000), 1)}ms"}
                 self._sessions[key] = hf_xet.XetSession(hf_xet.XetConfig().with_config(config))
             return self._sessions[key]

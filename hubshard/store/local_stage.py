@@ -19,7 +19,7 @@ from hubshard.store.local_swap import OnStep
 
 __all__ = ["StagingArea", "check_free_space"]
 
-_FOREIGN_LIFETIME_S = 7 * 24 * 3600
+_FOREIGN_LIFETIME_SECONDS = 7 * 24 * 3600
 
 
 class StagingArea:
@@ -118,7 +118,7 @@ class StagingArea:
         _, host, process, _ = folder.name.split("-")
         if host == self._host and os.name != "nt":
             return not _is_alive(int(process))
-        return time.time() - folder.stat().st_mtime > _FOREIGN_LIFETIME_S
+        return time.time() - folder.stat().st_mtime > _FOREIGN_LIFETIME_SECONDS
 
 
 def check_free_space(place: Path, nbytes: int, *, what: str) -> None:

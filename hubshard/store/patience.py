@@ -15,7 +15,7 @@ __all__ = ["Patience"]
 
 T = TypeVar("T")
 
-_LONGEST_WAIT_S = 8.0
+_LONGEST_WAIT_SECONDS = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,13 @@ class Patience:
 
     Attributes:
         max_retries: of one request, piece or commit, after its first try.
-        stall_s: seconds of silence that are a failure where bytes should come in; a server that has to work for its
+        stall_seconds: of silence that are a failure where bytes should come in; a server that has to work for its
             answer gets a multiple of it.
         on_retry: is told of each retry.
     """
 
     max_retries: int = 5
-    stall_s: float = 30.0
+    stall_seconds: float = 30.0
     on_retry: OnRetry = ignore_retry
 
     def insist(self, attempt: Callable[[], T], what: str, *, retry: bool = True) -> T:
@@ -48,11 +48,11 @@ class Patience:
             except StoreError as error:
                 if not error.retryable or number == retries:
                     raise
-                self.pause(what, error, min(2.0**number, _LONGEST_WAIT_S))
+                self.pause(what, error, min(2.0**number, _LONGEST_WAIT_SECONDS))
         raise AssertionError("unreachable: the last attempt raises or returns")
 
-    def pause(self, what: str, error: StoreError, wait_s: float) -> None:
-        """Say that another try follows, and wait: as long as the server says, else `wait_s`."""
-        wait_s = error.wait_s if isinstance(error, BusyError) else wait_s
-        self.on_retry(what, error.message, wait_s)
-        time.sleep(wait_s)
+    def pause(self, what: str, error: StoreError, wait_seconds: float) -> None:
+        """Say that another try follows, and wait: as long as the server says, else `wait_seconds`."""
+        wait_seconds = error.wait_seconds if isinstance(error, BusyError) else wait_seconds
+        self.on_retry(what, error.message, wait_seconds)
+        time.sleep(wait_seconds)

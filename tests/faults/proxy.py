@@ -46,7 +46,7 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     cut: int | None = None
-    pause_s: float = 0.0
+    pause_seconds: float = 0.0
 
 
 @dataclass
@@ -208,7 +208,7 @@ class Proxy:
         handler.end_headers()
         if handler.command != "HEAD":
             handler.wfile.write(answer.body[: answer.cut])
-        self.wait(answer.pause_s)
+        self.wait(answer.pause_seconds)
 
 
 @contextmanager
@@ -250,7 +250,7 @@ def cut(nbytes: int) -> Fault:
 
 def stall(nbytes: int, seconds: float = 30.0) -> Fault:
     """After so many bytes of the body comes nothing, for so long."""
-    return change(cut=nbytes, pause_s=seconds)
+    return change(cut=nbytes, pause_seconds=seconds)
 
 
 def delay(proxy: Proxy, seconds: float) -> Fault:

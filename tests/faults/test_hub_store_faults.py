@@ -16,8 +16,9 @@ from hubshard.errors import ConflictError, IntegrityError, NotFoundError, StoreE
 from hubshard.hubserver import Settings
 from hubshard.protocols import Revision, Staged
 from hubshard.store.hub import HubStore
-from hubshard.store.hub_client import HubClient, Patience
+from hubshard.store.hub_client import HubClient
 from hubshard.store.hub_read import RangeReader
+from hubshard.store.patience import Patience
 from tests.faults.proxy import Answer, Exchange, Fault, Proxy, change, cut, drop, lose, redirect, say
 
 if TYPE_CHECKING:
@@ -190,10 +191,10 @@ def test_a_read_that_stalls_is_taken_up_again(setting: Setting) -> None:
         repo_type="model",
         token="hf_test",
         endpoint=setting.proxy.url,
-        patience=Patience(stall_s=0.5),
+        patience=Patience(stall_seconds=0.5),
     )
     reader = RangeReader(client)
-    setting.proxy.fail(RESOLVE, change(cut=900_000, pause_s=3.0))
+    setting.proxy.fail(RESOLVE, change(cut=900_000, pause_seconds=3.0))
     assert b"".join(reader.stream(setting.at.commit, "m.safetensors", 0, len(WEIGHTS))) == WEIGHTS
     assert len(setting.proxy.lines(RESOLVE)) == 2
 

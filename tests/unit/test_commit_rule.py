@@ -36,7 +36,7 @@ class Branch:
         if step == "down":
             raise StoreError("503", retryable=True)
         if step == "busy":
-            raise BusyError("429", wait_s=17.0)
+            raise BusyError("429", wait_seconds=17.0)
         if step == "rival":
             self.push("theirs", "theirs-1")
         if step == "strange":
