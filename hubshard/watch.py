@@ -109,7 +109,8 @@ class Watch:
         Raises:
             LimitError: a limit is broken.
         """
-        self._then(event)
+        if event.kind != "error" or self._error is None:  # our own has been told
+            self._then(event)
         with self._lock:
             self._take_in(event, self._clock())
         self.check()

@@ -15,7 +15,24 @@ from typing import Annotated, Any, NoReturn, ParamSpec
 
 import typer
 
-__all__ = ["Events", "Json", "Quiet", "RepoType", "Revision", "Token", "echo_json", "interruptible"]
+from hubshard.sizes import parse_size
+from hubshard.watch import LimitError, Limits
+
+__all__ = [
+    "Events",
+    "Json",
+    "MaxRetries",
+    "MinRate",
+    "Quiet",
+    "RepoType",
+    "Revision",
+    "StallSeconds",
+    "Token",
+    "echo_json",
+    "give_up",
+    "interruptible",
+    "limits_of",
+]
 
 P = ParamSpec("P")
 
@@ -33,6 +50,29 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; stdout has the result only.")]
 Events = Annotated[Path | None, typer.Option("--events", metavar="FILE", help="Append each event as a line of JSON.")]
 
+MaxRetries = Annotated[
+    int | None, typer.Option(help="Give up, with exit status 3, after more retries than this in all.", min=0)
+]
+StallSeconds = Annotated[
+    float | None, typer.Option(help="Give up, with exit status 3, when no byte has moved for so long.")
+]
+MinRate = Annotated[
+    str | None,
+    typer.Option(help="Give up, with exit status 3, when fewer bytes a second move over a minute, such as 10MB."),
+]
+
+
+def limits_of(max_retries: int | None, stall_seconds: float | None, min_rate: str | None) -> Limits | None:
+    """What the three options say; None where none is given."""
+    if max_retries is None and stall_seconds is None and min_rate is None:
+        return None
+    return Limits(max_retries, stall_seconds, None if min_rate is None else parse_size(min_rate))
+
+
+def give_up(error: LimitError, note: str) -> NoReturn:
+    """End the process with exit status 3 and one line, whatever hangs in its threads."""
+    _leave(f"Error: gave up: {error}: {note}", 3)
+
 
 def interruptible(note: str, *, at_once: bool = False) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Ctrl-C ends the verb with exit status 130 and one line.
@@ -46,7 +86,7 @@ def interruptible(note: str, *, at_once: bool = False) -> Callable[[Callable[P, 
     def decorate(verb: Callable[P, None]) -> Callable[P, None]:
         @wraps(verb)
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            before = signal.signal(signal.SIGINT, lambda *_: _leave(note)) if at_once else None
+            before = signal.signal(signal.SIGINT, lambda *_: _leave(f"Interrupted: {note}", 130)) if at_once else None
             try:
                 verb(*args, **kwargs)
             except KeyboardInterrupt:
@@ -61,11 +101,11 @@ def interruptible(note: str, *, at_once: bool = False) -> Callable[[Callable[P, 
     return decorate
 
 
-def _leave(note: str) -> NoReturn:
+def _leave(line: str, status: int) -> NoReturn:
     show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
-    sys.stderr.write(f"{show_cursor}\nInterrupted: {note}\n")
+    sys.stderr.write(f"{show_cursor}\n{line}\n")
     sys.stderr.flush()
-    os._exit(130)
+    os._exit(status)
 
 
 def echo_json(value: object) -> None:

@@ -167,11 +167,12 @@ def _publish_again(console: Console, world: World, model: DemoModel, second: Pat
     _say(console, "Run it again:", f"$ hubshard publish {second} {model.repo_id}")
     published = world.publish(second, model.repo_id)
     answer = published.answer
-    skipped, sent = format_size(answer["skipped_bytes"]), format_size(answer["sent_bytes"])
+    skipped, sent, known = (format_size(answer[f"{what}_bytes"]) for what in ("skipped", "sent", "deduplicated"))
     received = format_size(published.received_bytes)
     said = (
         f"went on in {published.seconds:.1f} s: {skipped} were there, unchanged or stored by the killed run, and not "
-        f"sent again; {sent} were sent; by its own counters the Hub received {received}"
+        f"sent again; {sent} were sent, {known} of the same files deduplicated; by its own counters the Hub received "
+        f"{received}"
     )
     console.print(said)
     summary.add(said)

@@ -24,23 +24,84 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from hubshard.events import Event, OnEvent
+from hubshard.cli.common import give_up
+from hubshard.cli.tables import print_table
+from hubshard.errors import StoreError
+from hubshard.events import Event, OnEvent, Totals
+from hubshard.sizes import format_size
+from hubshard.watch import Limits, Watch
 
-__all__ = ["reporting"]
+__all__ = ["print_totals", "reporting", "totals_of", "totals_record"]
 
-_MOVED = {"sent", "received", "skipped"}
+_MOVED = {"sent", "received", "skipped", "deduplicated"}
+_UNSAID = {"read", "hashed", "end", "error"}
 
 
 @contextmanager
-def reporting(*, quiet: bool, events: Path | None) -> Iterator[OnEvent]:
+def reporting(*, quiet: bool, events: Path | None, limits: Limits | None = None, note: str = "") -> Iterator[OnEvent]:
     """An `OnEvent` that draws on stderr, when that is a terminal, and appends JSON lines to `events`.
 
     Warnings and retries are said in any case, one line each.
+
+    Args:
+        quiet: draw nothing.
+        events: opened before anything is done; each line is flushed.
+        limits: the process ends with exit status 3 when one is broken.
+        note: what is left then, and what to do.
+
+    Raises:
+        StoreError: `events` cannot be written.
     """
     with ExitStack() as stack:
-        record = stack.enter_context(events.open("a", encoding="utf-8")) if events else None
+        record = stack.enter_context(_appended(events)) if events else None
         bar = _Bar(stack.enter_context(_progress())) if _wants_bar(quiet=quiet) else None
-        yield _Reporter(bar, record).on_event
+        on_event: OnEvent = _Reporter(bar, record).on_event
+        if limits is not None:
+            on_event = stack.enter_context(Watch(limits, on_event, on_break=lambda error: give_up(error, note)))
+        yield on_event
+
+
+@contextmanager
+def totals_of(then: OnEvent) -> Iterator[tuple[OnEvent, list[Totals]]]:
+    """An `OnEvent` that passes everything on, and a list that has the sums once the operation has ended."""
+    found: list[Totals] = []
+
+    def on_event(event: Event) -> None:
+        if event.totals is not None:
+            found.append(event.totals)
+        then(event)
+
+    yield on_event, found
+
+
+def print_totals(totals: Totals) -> None:
+    """A short table of the sums on stderr."""
+    columns = {
+        "sent": format_size(totals.sent_bytes),
+        "received": format_size(totals.received_bytes),
+        "skipped": format_size(totals.skipped_bytes),
+        "deduplicated": format_size(totals.deduplicated_bytes),
+        "retries": f"{totals.retries:,}",
+        "wall": f"{totals.seconds:.1f} s",
+        "mean rate": f"{format_size(totals.bytes_per_second)}/s",
+    }
+    idle = {"received"} if totals.sent_bytes or not totals.received_bytes else {"sent", "deduplicated"}
+    shown = {name: value for name, value in columns.items() if name not in idle}
+    print_table([f">{name}" for name in shown], [list(shown.values())], stderr=True)
+
+
+def totals_record(totals: Totals) -> dict[str, object]:
+    """The sums as JSON values."""
+    return {**dataclasses.asdict(totals), "bytes_per_second": totals.bytes_per_second}
+
+
+def _appended(path: Path) -> TextIO:
+    try:
+        return path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise StoreError(
+            f"{path}: events cannot be recorded: {error.strerror or error}", hint="name another file for --events"
+        ) from error
 
 
 def _wants_bar(*, quiet: bool) -> bool:
@@ -68,12 +129,20 @@ class _Reporter:
     def on_event(self, event: Event) -> None:
         with self._lock:
             if self._record is not None:
-                self._record.write(json.dumps(dataclasses.asdict(event)) + "\n")
-                self._record.flush()
+                self._write(self._record, event)
             if self._bar is not None:
                 self._bar.show(event)
             elif event.kind in {"warning", "retry"}:
                 typer.echo(_sentence(event), err=True)
+
+    def _write(self, record: TextIO, event: Event) -> None:
+        line = {name: value for name, value in dataclasses.asdict(event).items() if value is not None}
+        try:
+            record.write(json.dumps(line) + "\n")
+            record.flush()
+        except OSError as error:  # what is recorded is worth less than what is under way
+            self._record = None
+            typer.echo(f"Warning: no more events are recorded: {error}", err=True)
 
 
 class _Bar:
@@ -91,10 +160,11 @@ class _Bar:
         elif event.kind in _MOVED:
             if self._task is not None:
                 self._progress.update(self._task, advance=event.nbytes)
-        elif event.kind != "end" and (event.kind != "staged" or event.path.endswith(".safetensors")):
+        elif event.kind not in _UNSAID and (event.kind != "staged" or event.path.endswith(".safetensors")):
             self._progress.console.print(_sentence(event), markup=False, highlight=False)
 
 
 def _sentence(event: Event) -> str:
     word = {"warning": "Warning:", "retry": "Retry:"}.get(event.kind, event.kind)
-    return " ".join(part for part in (word, event.path, event.detail) if part)
+    pause = f"(in {event.wait_seconds:.1f} s)" if event.wait_seconds else ""
+    return " ".join(part for part in (word, event.path, event.detail, pause) if part)

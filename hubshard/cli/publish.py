@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hubshard.cli.common import Events, Json, Kind, Quiet, RepoType, Token, echo_json, interruptible
+from hubshard.cli.common import (
+    Events,
+    Json,
+    Kind,
+    MaxRetries,
+    MinRate,
+    Quiet,
+    RepoType,
+    StallSeconds,
+    Token,
+    echo_json,
+    interruptible,
+    limits_of,
+)
 from hubshard.sizes import format_size
 
 if TYPE_CHECKING:
@@ -23,10 +37,10 @@ class Staging(str, Enum):
     none = "none"
 
 
-@interruptible(
-    "readers see nothing of this publish; run the same command again, it goes on from the finished shards.",
-    at_once=True,
-)
+_NOTE = "readers see nothing of this publish; run the same command again, it goes on from the finished shards."
+
+
+@interruptible(_NOTE, at_once=True)
 def publish(
     source: Annotated[str, typer.Argument(help="A directory or file of safetensors, or org/name[@revision].")],
     repo: Annotated[str, typer.Argument(help="org/name on the Hub; made if it does not exist.")],
@@ -51,6 +65,13 @@ def publish(
     staging_batch_size: Annotated[
         str, typer.Option(help="Bytes of finished shards that may wait for a commit on the staging branch.")
     ] = "256MB",
+    scratch: Annotated[
+        Path | None,
+        typer.Option(help="A directory for at most two shards at a time; for slow sources where Xet is off."),
+    ] = None,
+    max_retries: MaxRetries = None,
+    stall_seconds: StallSeconds = None,
+    min_rate: MinRate = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the shard plan; touch nothing.")] = False,
     token: Token = None,
     repo_type: RepoType = Kind.model,  # noqa: ARG001 - there is one kind
@@ -59,10 +80,14 @@ def publish(
     events: Events = None,
 ) -> None:
     """Publish a model in shards: one commit that readers see whole or not at all."""
-    from hubshard.cli.progress import reporting
+    from hubshard.cli.progress import print_totals, reporting, totals_of, totals_record
     from hubshard.publish import push_to_hub
 
-    with reporting(quiet=quiet, events=events) as on_event:
+    limits = limits_of(max_retries, stall_seconds, min_rate)
+    with (
+        reporting(quiet=quiet, events=events, limits=limits, note=_NOTE) as then,
+        totals_of(then) as (on_event, totals),
+    ):
         published = push_to_hub(
             source,
             repo,
@@ -80,18 +105,20 @@ def publish(
             exclude=exclude or (),
             staging="branch" if staging is Staging.branch else "none",
             staging_batch_size=staging_batch_size,
+            scratch=scratch,
             dry_run=dry_run,
             token=token,
             on_event=on_event,
         )
     if as_json:
-        echo_json(_record(published))
+        echo_json(_record(published) | totals_record(totals[0]))
     elif dry_run:
         _print_plan(published)
     elif quiet:
         typer.echo(published.pr_url or published.url)
     else:
         _print_summary(published)
+        print_totals(totals[0])
 
 
 def _record(published: Published) -> dict[str, object]:
@@ -106,8 +133,6 @@ def _record(published: Published) -> dict[str, object]:
             for shard in published.plan.shards
         ],
         "total_bytes": published.total_bytes,
-        "sent_bytes": published.sent_bytes,
-        "skipped_bytes": published.skipped_bytes,
         "deleted": published.deleted,
     }
 
@@ -135,7 +160,8 @@ def _print_summary(published: Published) -> None:
     typer.echo(published.pr_url or published.url)
     sizes = (
         f"{published.shards} shard(s), {format_size(published.total_bytes)} in all: "
-        f"{format_size(published.sent_bytes)} sent, {format_size(published.skipped_bytes)} were there already"
+        f"{format_size(published.sent_bytes)} sent, {format_size(published.skipped_bytes)} were there already, "
+        f"{format_size(published.deduplicated_bytes)} deduplicated"
     )
     typer.echo(sizes)
     if published.deleted:

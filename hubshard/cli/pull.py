@@ -7,14 +7,29 @@ from typing import Annotated
 
 import typer
 
-from hubshard.cli.common import Events, Json, Kind, Quiet, RepoType, Revision, Token, echo_json, interruptible
+from hubshard.cli.common import (
+    Events,
+    Json,
+    Kind,
+    MaxRetries,
+    MinRate,
+    Quiet,
+    RepoType,
+    Revision,
+    StallSeconds,
+    Token,
+    echo_json,
+    interruptible,
+    limits_of,
+)
 
 __all__ = ["pull"]
 
 
-@interruptible(
-    "no half file is shown; run the same command again, it goes on from the bytes that have arrived.", at_once=True
-)
+_NOTE = "no half file is shown; run the same command again, it goes on from the bytes that have arrived."
+
+
+@interruptible(_NOTE, at_once=True)
 def pull(
     repo: Annotated[str, typer.Argument(help="org/name[@revision]")],
     *,
@@ -24,6 +39,9 @@ def pull(
     variant: Annotated[str | None, typer.Option(help="As in model.fp16.safetensors.")] = None,
     include: Annotated[list[str] | None, typer.Option(help="Patterns of files that replace the usual choice.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Patterns of files to leave.")] = None,
+    max_retries: MaxRetries = None,
+    stall_seconds: StallSeconds = None,
+    min_rate: MinRate = None,
     token: Token = None,
     repo_type: RepoType = Kind.model,  # noqa: ARG001 - there is one kind
     as_json: Json = False,
@@ -31,11 +49,15 @@ def pull(
     events: Events = None,
 ) -> None:
     """Fetch a model: resumed after a kill, every file checked by its SHA-256. Prints where it is."""
-    from hubshard.cli.progress import reporting
+    from hubshard.cli.progress import print_totals, reporting, totals_of, totals_record
     from hubshard.fetch import pull as fetch
 
     repo_id, _, at = repo.removeprefix("hf://").partition("@")
-    with reporting(quiet=quiet, events=events) as on_event:
+    limits = limits_of(max_retries, stall_seconds, min_rate)
+    with (
+        reporting(quiet=quiet, events=events, limits=limits, note=_NOTE) as then,
+        totals_of(then) as (on_event, totals),
+    ):
         path = fetch(
             repo_id,
             revision=revision or at or None,
@@ -48,6 +70,8 @@ def pull(
             on_event=on_event,
         )
     if as_json:
-        echo_json({"path": path})
-    else:
-        typer.echo(path)
+        echo_json({"path": path, **totals_record(totals[0])})
+        return
+    typer.echo(path)
+    if not quiet:
+        print_totals(totals[0])

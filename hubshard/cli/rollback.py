@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hubshard.cli.common import Json, Token, echo_json, interruptible
+from hubshard.cli.common import Events, Json, Token, echo_json, interruptible
 from hubshard.sizes import format_size
 
 __all__ = ["rollback"]
@@ -22,11 +22,14 @@ def rollback(
     expected_head: Annotated[str | None, typer.Option(help="Refuse unless the branch is at this commit.")] = None,
     token: Token = None,
     as_json: Json = False,
+    events: Events = None,
 ) -> None:
     """Give a branch the files of an earlier revision, by one new commit; nothing large is sent, history stays."""
+    from hubshard.cli.progress import reporting
     from hubshard.history import rollback as run
 
-    done = run(repo, to=to, revision=revision, expected_head=expected_head, token=token)
+    with reporting(quiet=as_json, events=events) as on_event:
+        done = run(repo, to=to, revision=revision, expected_head=expected_head, token=token, on_event=on_event)
     if as_json:
         echo_json(asdict(done))
     elif not done.changed:

@@ -1,4 +1,4 @@
-"""Tables on stdout: fitted to the terminal, and as wide as they need where stdout goes elsewhere."""
+"""Tables: fitted to the terminal, and as wide as they need where the output goes elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["print_table"]
 _WIDE = 4096
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, stderr: bool = False) -> None:
     """Print rows under `columns`; one whose heading starts with ">" is aligned to the right, the last one may wrap."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns, start=1):
@@ -23,7 +23,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         table.add_column(name, justify="right" if is_number else "left", no_wrap=not flexible, overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=stderr)
     if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDE)
+        console = Console(highlight=False, width=_WIDE, stderr=stderr)
     console.print(table)

@@ -65,7 +65,7 @@ def test_publish_prints_where_it_is_and_what_was_sent(hub: Hub, repo: str, model
     assert url.startswith(f"{hub.url}/{repo}/tree/")
     assert sizes.startswith("3 shard(s), 24")
     assert tag == "tagged v1"
-    assert done.stderr == ""
+    assert {"sent", "skipped", "deduplicated", "retries", "wall", "mean"} <= set(done.stderr.split())
 
 
 def test_publish_as_json_names_shards_and_bytes(hub: Hub, repo: str, model: Path) -> None:
@@ -73,6 +73,8 @@ def test_publish_as_json_names_shards_and_bytes(hub: Hub, repo: str, model: Path
     assert [shard["path"] for shard in first["shards"]] == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
     assert first["shards"][0]["tensors"] == ["layers.0.weight", "layers.1.weight"]
     assert first["changed"] is True
+    assert first["sent_bytes"] + first["skipped_bytes"] + first["deduplicated_bytes"] == first["total_bytes"]
+    assert first["retries"] == 0
     second = json.loads(_hubshard(hub, "publish", model, repo, "--max-shard-size", "1MB", "--json").stdout)
     assert sorted(second["deleted"]) == [
         *(f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)),
@@ -87,6 +89,7 @@ def test_publish_quietly_prints_the_url_alone(hub: Hub, repo: str, model: Path) 
     done = _hubshard(hub, "publish", model, repo, "--quiet")
     assert len(done.stdout.splitlines()) == 1
     assert done.stdout.startswith(f"{hub.url}/{repo}/tree/")
+    assert done.stderr == ""
 
 
 def test_a_dry_run_prints_the_plan_and_touches_nothing(hub: Hub, repo: str, model: Path) -> None:
@@ -108,10 +111,32 @@ def test_a_dry_run_warns_of_a_tensor_over_the_bound(hub: Hub, repo: str, model: 
 def test_events_are_recorded_as_lines_of_json(hub: Hub, repo: str, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     assert _hubshard(hub, "publish", model, repo, "--events", path).returncode == 0
-    kinds = [json.loads(line)["kind"] for line in path.read_text("utf-8").splitlines()]
+    events = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    kinds = [event["kind"] for event in events]
     assert kinds[0] == "start"
     assert kinds[-1] == "end"
-    assert {"sent", "staged", "commit", "verify"} <= set(kinds)
+    assert {"read", "sent", "staged", "commit", "verify"} <= set(kinds)
+    moved = sum(event["nbytes"] for event in events if event["kind"] in {"sent", "skipped", "deduplicated"})
+    assert moved == events[0]["nbytes"]
+    assert events[-1]["totals"]["sent_bytes"] == events[-1]["nbytes"]
+
+
+def test_a_failure_is_an_event_too(hub: Hub, repo: str, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    assert _hubshard(hub, "pull", repo, "--local-dir", tmp_path / "copy", "--events", path).returncode == 1
+    last = json.loads(path.read_text("utf-8").splitlines()[-1])
+    assert (last["operation"], last["kind"], last["path"]) == ("pull", "error", repo)
+    assert last["detail"].startswith("NotFoundError: ")
+
+
+def test_a_file_of_events_that_cannot_be_written_is_refused_before_anything_is_done(
+    hub: Hub, repo: str, model: Path, tmp_path: Path
+) -> None:
+    done = _hubshard(hub, "publish", model, repo, "--events", tmp_path / "missing" / "events.jsonl")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert "events.jsonl" in done.stderr.splitlines()[0]
+    assert hub.api()("GET", f"/api/models/{repo}").status == 404
 
 
 def test_pull_prints_the_folder_that_holds_the_model(hub: Hub, repo: str, model: Path, tmp_path: Path) -> None:
@@ -120,7 +145,10 @@ def test_pull_prints_the_folder_that_holds_the_model(hub: Hub, repo: str, model:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(tmp_path / "copy")
     assert (tmp_path / "copy" / "model-00002-of-00003.safetensors").exists()
+    assert "received" in done.stderr
     cached = json.loads(_hubshard(hub, "pull", repo, "--json").stdout)
+    assert cached["received_bytes"] > 240_000
+    assert cached["bytes_per_second"] > 0
     assert (Path(cached["path"]) / "config.json").read_bytes() == (model / "config.json").read_bytes()
 
 
