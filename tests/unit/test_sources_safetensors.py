@@ -39,10 +39,12 @@ def write_index(folder: Path, weight_map: dict[str, str], metadata: dict[str, An
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
-    write(tmp_path / ONE, {"a": (4,), "b": (2, 3)}, {"format": "pt", "scheme": "int8"})
-    write(tmp_path / TWO, {"c": (5,)}, {"format": "pt", "scheme": "int8", "tied": "c"})
-    write_index(tmp_path, {"a": ONE, "b": ONE, "c": TWO}, {"total_size": 15})
-    return tmp_path
+    folder = tmp_path / "model"  # what lies beside it is of this test alone
+    folder.mkdir()
+    write(folder / ONE, {"a": (4,), "b": (2, 3)}, {"format": "pt", "scheme": "int8"})
+    write(folder / TWO, {"c": (5,)}, {"format": "pt", "scheme": "int8", "tied": "c"})
+    write_index(folder, {"a": ONE, "b": ONE, "c": TWO}, {"total_size": 15})
+    return folder
 
 
 class Watched:
