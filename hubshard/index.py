@@ -25,6 +25,7 @@ __all__ = [
     "decode_index",
     "encode_index",
     "index_name",
+    "is_pickled",
     "is_weight_file",
     "shard_name",
     "variant_of",
@@ -43,7 +44,7 @@ _CONSOLIDATED = re.compile(
     r"consolidated(?:\.[0-9]+|-[0-9]+-of-[0-9]+)?\.(?:safetensors|bin|pth|pt)\Z"
     r"|consolidated\.(?:safetensors|bin)\.index\.json\Z"
 )
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_PICKLED = frozenset({"bin", "pt", "pth", "ckpt", "pkl", "pickle", "joblib", "distcp", "ot"})
 _MAX_PART_BYTES = 255  # of a file name on all common file systems
 _RESERVED_ON_WINDOWS = re.compile(
     r"(?:con|prn|aux|nul|conin\$|conout\$|(?:com|lpt)[0-9\u00b9\u00b2\u00b3])\s*(?:\.|\Z)", re.IGNORECASE
@@ -107,6 +108,11 @@ def is_weight_file(name: str, *, variant: str | None) -> bool:
     return variant is None and _CONSOLIDATED.match(name) is not None
 
 
+def is_pickled(name: str) -> bool:
+    """Whether the suffix of `name` is one of torch.save, pickle or joblib: reading such a file runs code in it."""
+    return name.rpartition(".")[2].lower() in _PICKLED
+
+
 def _weights(name: str) -> re.Match[str] | None:
     match = _WEIGHTS.match(name)
     if match is None or _SUFFIX_OF[match["stem"]] != match["suffix"]:
@@ -155,7 +161,7 @@ def decode_index(raw: bytes, *, path: str) -> Index:
 
 
 def _check_suffix(file: str, path: str) -> None:
-    if file.endswith(_PICKLED):
+    if is_pickled(file):
         raise UnsafeFormatError(
             f"{path}: the weight_map names {file!r}, a pickled file, and reading it would run its code",
             hint="convert the checkpoint to safetensors first",
@@ -164,8 +170,13 @@ def _check_suffix(file: str, path: str) -> None:
         raise FormatError(f"{path}: the weight_map names {file!r}, which is no .safetensors file")
 
 
-def check_path(file: str, *, path: str) -> None:
+def check_path(file: str, *, path: str, hint: str = "do not load this checkpoint") -> None:
     """Refuse a file name that, on any system, may lie outside the folder it is relative to, or be no file at all.
+
+    Args:
+        file: the name.
+        path: where it stands.
+        hint: what to do about it.
 
     Raises:
         FormatError: absolute, with a drive, a backslash, `..`, an empty part, a control character, or a part that
@@ -174,7 +185,7 @@ def check_path(file: str, *, path: str) -> None:
     if "\\" in file or ":" in file or not file.isprintable() or not all(map(_is_plain_part, file.split("/"))):
         raise FormatError(
             f"{path}: the file name {brief(file)} is not a plain path within its folder",
-            hint="do not load this checkpoint",
+            hint=hint,
         )
 
 

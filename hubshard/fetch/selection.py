@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import PurePosixPath
 
 from hubshard.errors import FormatError, IncompleteError, NotFoundError, UnsafeFormatError
-from hubshard.index import check_case, check_path, decode_index
+from hubshard.index import check_case, check_path, decode_index, is_pickled
 from hubshard.messages import listed
 from hubshard.protocols import Entry
 
@@ -22,7 +22,6 @@ __all__ = ["ReadIndex", "Selection", "holds_weights", "is_entry_point", "select"
 
 ReadIndex = Callable[[Entry], bytes]
 
-_PICKLES = {"bin", "pt", "pth", "ckpt", "pkl", "pickle", "joblib", "distcp", "ot"}
 _OTHER_WEIGHTS = {
     *("h5", "msgpack", "onnx", "onnx_data", "gguf", "ggml", "npz", "tflite", "pb", "keras", "params", "pdparams"),
     *("engine", "plan", "nemo", "mlmodel", "llamafile"),
@@ -118,7 +117,7 @@ def is_entry_point(path: str) -> bool:
 
 def holds_weights(path: str) -> bool:
     """Whether it is a weight file, of any format."""
-    return _suffix(path) in {"safetensors", *_PICKLES, *_OTHER_WEIGHTS}
+    return is_pickled(path) or _suffix(path) in {"safetensors", *_OTHER_WEIGHTS}
 
 
 def _match(path: str, patterns: Iterable[str]) -> bool:
@@ -229,7 +228,7 @@ def _unusual(usable: Sequence[Entry]) -> list[Entry]:
 
 def _refuse_other_formats(usable: Sequence[Entry], where: str) -> None:
     others = [entry for entry in usable if holds_weights(entry.path) and not _TRAINER_STATE.match(_name(entry))]
-    pickles = [entry for entry in others if _suffix(entry.path) in _PICKLES]
+    pickles = [entry for entry in others if is_pickled(entry.path)]
     if pickles:
         raise UnsafeFormatError(
             f"{where}: the only weights are pickles, which may run code when they are loaded: {_some(pickles)}",

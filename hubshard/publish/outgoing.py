@@ -8,7 +8,9 @@ from fnmatch import fnmatch
 from functools import partial
 from typing import Any
 
+from hubshard.errors import FormatError
 from hubshard.index import check_case, check_path, is_weight_file, shard_name, variant_of
+from hubshard.messages import brief
 from hubshard.plan import Shard, ShardPlan, plan_shards
 from hubshard.protocols import Buffer, Entry, Source
 from hubshard.shardfile import stream_shard
@@ -44,6 +46,9 @@ DEFAULT_EXCLUDE = (
 
 _READ_BYTES = 8 * 2**20  # enough for full speed, small enough to fit any budget several times
 _WORKERS = 8
+# https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
+_MAX_POINTER_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +223,20 @@ def _companions(
             if not path.endswith(".json"):
                 notes.append(f"{path} is left out: it is no part of the checkpoint that is published")
             continue
-        files.append(OutFile(path, entry.nbytes, partial(opened.blocks, path, entry.nbytes)))
+        data = partial(opened.blocks, path, entry.nbytes, block_bytes=_READ_BYTES)
+        files.append(OutFile(path, entry.nbytes, data))
+    for file in files:
+        _refuse_pointer(file)
     return files, notes
+
+
+def _refuse_pointer(file: OutFile) -> None:
+    # what a clone without git-lfs leaves in the place of a large file
+    if file.nbytes < _MAX_POINTER_BYTES and b"".join(file.data()).startswith(_POINTER):
+        raise FormatError(
+            f"{file.path}: this is a Git LFS pointer, not the file itself",
+            hint="fetch the content with `git lfs pull`, or leave the file out with `exclude`",
+        )
 
 
 def _matches(path: str, patterns: Sequence[str]) -> bool:
@@ -246,7 +263,7 @@ def _outgoing(
         files = [_in_memory(plan.index_path, plan.index(total_parameters=total_parameters)), *files]
     paths = [file.path for file in (*shards, *files)]
     for path in paths:
-        check_path(path, path="the files to publish")
+        check_path(path, path="the files to publish", hint="rename it, or leave it out with `exclude`")
     check_case(paths, path="the files to publish")
-    notes = (*notes, *(f"tensor {name!r} alone is larger than the bound of a shard" for name in plan.oversized))
+    notes = (*notes, *(f"tensor {brief(name)} alone is larger than the bound of a shard" for name in plan.oversized))
     return Outgoing(plan, shards, tuple(files), notes)

@@ -137,7 +137,7 @@ def _check(opened: Opened, entry: Entry, expected: Entry, op: Operation) -> Prob
         return Problem(entry.path, f"has {entry.nbytes} bytes, not {expected.nbytes}")
     digest = new_hash(expected)
     try:
-        for block in opened.blocks(entry.path, entry.nbytes):
+        for block in opened.blocks(entry.path, entry.nbytes, block_bytes=_READ_BYTES):
             digest.update(block)
             op.tell("received", entry.path, block.nbytes)
     except HubshardError as error:

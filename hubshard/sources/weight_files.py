@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hubshard.errors import FormatError, IncompleteError, NotFoundError, UnsafeFormatError
-from hubshard.index import check_path, check_variant, index_name, shard_name
+from hubshard.index import check_path, check_variant, index_name, is_pickled, shard_name
 from hubshard.messages import listed
 from hubshard.protocols import Entry
 
@@ -15,7 +15,6 @@ __all__ = ["WeightFiles", "find_weight_files"]
 
 _NUMBERED = re.compile(r"-\d+-of-\d+(?:\.[A-Za-z0-9_.]+)?\.safetensors\Z")
 _INDEX = re.compile(r"\.safetensors\.index(?:\.[A-Za-z0-9_.]+)?\.json\Z")
-_PICKLED = re.compile(r"\.(?:bin|pt|pth|ckpt|pkl|pickle|distcp)\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def find_weight_files(
         return WeightFiles(prefix + single, is_index=False, notes=notes)
     if indexes:
         return WeightFiles(prefix + indexes[0], is_index=True)
-    return _other_name(prefix, sorted(here), variant)
+    return _other_name(prefix, sorted(names), variant)
 
 
 def _index_names(variant: str | None) -> Sequence[str]:
@@ -74,12 +73,13 @@ def _index_names(variant: str | None) -> Sequence[str]:
 def _given(prefix: str, names: Sequence[str], path: str) -> WeightFiles:
     check_path(path, path=prefix or "the checkpoint")
     if path not in set(names):
-        raise NotFoundError(f"{prefix}{path} is not there; {_there(sorted(names))}")
+        raise NotFoundError(f"{prefix}{path} is not there; {_there(sorted(names), names)}")
     return WeightFiles(prefix + path, is_index=path.endswith(".json"))
 
 
-def _other_name(prefix: str, here: Sequence[str], variant: str | None) -> WeightFiles:
+def _other_name(prefix: str, names: Sequence[str], variant: str | None) -> WeightFiles:
     # no usual name: one checkpoint of another name is taken, two are not chosen between
+    here = [name for name in names if "/" not in name]
     weights = [name for name in here if name.endswith(".safetensors")]
     indexes = [name for name in here if _INDEX.search(name)]
     numbered = [name for name in weights if _NUMBERED.search(name)]
@@ -88,36 +88,43 @@ def _other_name(prefix: str, here: Sequence[str], variant: str | None) -> Weight
             f"{_place(prefix)} holds shards ({listed(numbered)}), but no {index_name(variant)} to say what is in them",
             hint="fetch or publish it whole again: the index is its last file",
         )
-    found = [name for name in indexes if not name.startswith("model.safetensors.index.")]
-    found += [name for name in weights if name not in numbered and not name.startswith("model.")]
+    found = [name for name in indexes + weights if name not in numbered and not name.startswith("model.")]
     if variant is not None or not found:
-        raise _nothing(prefix, here, variant)
+        raise _nothing(prefix, names, variant)
     if len(found) > 1:
         raise FormatError(
             f"{_place(prefix)} holds several checkpoints, none with the usual name: {listed(found)}",
-            hint=f"name one of them as the path, such as path={found[0]!r}",
+            hint=f"name one of them, such as {found[0]}, and not their folder",
         )
     note = f"{prefix}{found[0]} was taken: there is no {shard_name(1, 1)}"
     return WeightFiles(prefix + found[0], is_index=found[0].endswith(".json"), notes=(note,))
 
 
-def _nothing(prefix: str, here: Sequence[str], variant: str | None) -> FormatError | NotFoundError:
+def _nothing(prefix: str, names: Sequence[str], variant: str | None) -> FormatError | NotFoundError:
+    here = [name for name in names if "/" not in name]
     looked_for = f"{shard_name(1, 1, variant=variant)} and {index_name(variant)}"
-    pickled = [name for name in here if _PICKLED.search(name)]
+    pickled = [name for name in here if is_pickled(name)]
     if pickled and not any(name.endswith(".safetensors") for name in here):
         return UnsafeFormatError(
             f"{_place(prefix)} holds no {looked_for}, only pickled weights, which run code when read: "
             f"{listed(pickled)}",
             hint="convert them to safetensors first",
         )
-    others = [name for name in here if name.endswith(".safetensors") or _INDEX.search(name)]
-    hint = f"there are the weights {listed(others)}: name their variant or path" if others else None
-    return NotFoundError(f"{_place(prefix)} holds no {looked_for}; {_there(here)}", hint=hint)
+    weights = [name for name in names if name.endswith(".safetensors") or _INDEX.search(name)]
+    others = [name for name in weights if "/" not in name]
+    hint = None
+    if others:
+        hint = f"there are the weights {listed(others)}: name their variant or path"
+    elif weights:
+        hint = f"there are weights in folders of it: {listed(weights)}: name their folder"
+    return NotFoundError(f"{_place(prefix)} holds no {looked_for}; {_there(here, names)}", hint=hint)
 
 
 def _place(prefix: str) -> str:
     return prefix.rstrip("/") or "the checkpoint's folder"
 
 
-def _there(names: Sequence[str]) -> str:
-    return f"there are: {listed(names)}" if names else "it is empty"
+def _there(here: Sequence[str], names: Sequence[str]) -> str:
+    if here:
+        return f"there are: {listed(here)}"
+    return "there are only folders" if names else "it is empty"

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Opened", "open_path", "open_repo", "open_target"]
 
-_BLOCK_BYTES = 8 * 2**20
-
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -37,16 +35,17 @@ class Opened:
     at: Revision
     path: str | None = None
 
-    def blocks(self, path: str, nbytes: int) -> Iterator[memoryview]:
+    def blocks(self, path: str, nbytes: int, *, block_bytes: int) -> Iterator[memoryview]:
         """A file's bytes in order; each block is valid until the next is asked for.
 
         Args:
             path: of the file.
             nbytes: its size (bytes).
+            block_bytes: of a block, the last one excepted.
         """
-        buffer = memoryview(bytearray(min(nbytes, _BLOCK_BYTES)))
-        for start in range(0, nbytes, _BLOCK_BYTES):
-            block = buffer[: min(_BLOCK_BYTES, nbytes - start)]
+        buffer = memoryview(bytearray(min(nbytes, block_bytes)))
+        for start in range(0, nbytes, block_bytes):
+            block = buffer[: min(block_bytes, nbytes - start)]
             self.store.read(self.at, path, start, start + block.nbytes, block)
             yield block
 
