@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 from hubshard.lazy.indexing import Selection, select
 from hubshard.lazy.mapped import MappedFiles
 from hubshard.lazy.placing import TensorTarget, bytes_of
-from hubshard.lazy.reading import LOCAL, REMOTE, FileReader, Job, Policy, SourceReader, TensorReader, execute, read_box
+from hubshard.lazy.reading import (
+    LOCAL,
+    REMOTE,
+    FileReader,
+    Job,
+    Policy,
+    SourceReader,
+    TensorReader,
+    ToldReader,
+    execute,
+    read_box,
+)
 from hubshard.lazy.torch_dtypes import torch_dtype, torch_shape
 from hubshard.manifest import Manifest
 from hubshard.protocols import Reader, Revision, Source
@@ -117,6 +128,7 @@ class LazyTensor:
             mapped = self._checkpoint.mapped
             whole = mapped.tensor(spec) if mapped else None
             if whole is not None:
+                self._checkpoint.on_mapped(spec.nbytes)
                 return whole.reshape(selection.shape)
         return _elements(self._checkpoint.reader, spec, selection)
 
@@ -133,6 +145,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         at: the revision of the store, or None.
         folder: where in the store, "" for its root.
         root: the local folder that the store shows, or None.
+        on_mapped: is told of the bytes of each tensor that is given as pages of a file.
     """
 
     def __init__(
@@ -165,6 +178,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         self._reader = reader or SourceReader(source, self.specs, LOCAL)
         self._mapped = mapped
         self._closed = False
+        self.on_mapped: Callable[[int], None] = lambda _: None
 
     @classmethod
     def of_store(
@@ -230,6 +244,20 @@ class Checkpoint(Mapping[str, LazyTensor]):
         """Its files mapped into memory, or None where they are not local."""
         self._check_open()
         return self._mapped
+
+    def told(self, on_bytes: Callable[[int], None]) -> Checkpoint:
+        """The same checkpoint, which tells of the bytes of each read; it is open as long as this one is."""
+        made = Checkpoint(
+            self.source,
+            reader=ToldReader(self.reader, on_bytes),
+            mapped=self._mapped,
+            store=self.store,
+            at=self.at,
+            folder=self.folder,
+            root=self.root,
+        )
+        made.on_mapped = on_bytes
+        return made
 
     def read_file(self, name: str) -> bytes | None:
         """The bytes of a small file beside the weights, such as "config.json"; None where there is none."""

@@ -6,17 +6,18 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import FormatError
-from hubshard.events import Event, OnEvent, ignore
+from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.lazy.checkpoint import Checkpoint
 from hubshard.lazy.matching import Match, Mismatch, Rename, match
 from hubshard.lazy.module_slots import ModuleSlot, slots_of
 from hubshard.lazy.opening import open_checkpoint
 from hubshard.lazy.placing import TensorTarget
-from hubshard.lazy.reading import FileReader, Job, Target, TensorReader, execute
+from hubshard.lazy.reading import FileReader, Job, Target, TensorReader, execute, told
 from hubshard.lazy.torch_dtypes import torch_dtype, torch_shape
 from hubshard.lazy.verifying import VerifyingReader, promised, with_the_rest
 from hubshard.protocols import Source
@@ -101,17 +102,21 @@ def load_into(
     """
     code = None if dtype is None else parse_float_dtype(dtype)
     slots = slots_of(module)
-    opened = (
-        nullcontext(source)
-        if isinstance(source, Checkpoint)
-        else open_checkpoint(source, revision=revision, variant=variant, token=token, endpoint=endpoint)
-    )
-    with opened as checkpoint:
-        matched = _match(slots, checkpoint, prefix, rename)
-        if strict:
-            matched.check()
-        placements = list(_placements(slots, matched, checkpoint, device_map=device_map, code=code, assign=assign))
-        return _load(checkpoint, placements, matched, on_event, _verifying(checkpoint) if verify else None)
+    name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else ""
+    with operation("load", name, on_event) as op:
+        opened = (
+            nullcontext(source)
+            if isinstance(source, Checkpoint)
+            else open_checkpoint(
+                source, revision=revision, variant=variant, token=token, endpoint=endpoint, on_event=op
+            )
+        )
+        with opened as checkpoint:
+            matched = _match(slots, checkpoint, prefix, rename)
+            if strict:
+                matched.check()
+            placements = list(_placements(slots, matched, checkpoint, device_map=device_map, code=code, assign=assign))
+            return _load(checkpoint, placements, matched, op, _verifying(checkpoint) if verify else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,13 +238,13 @@ def _load(
     checkpoint: Checkpoint,
     placements: Sequence[_Placement],
     matched: Match,
-    on_event: OnEvent,
+    op: Operation,
     verifying: VerifyingReader | None,
 ) -> LoadReport:
     read = [placement for placement in placements if not placement.is_mapped]
     mapped = [placement.spec for placement in placements if placement.is_mapped]
     bytes_mapped = sum(spec.nbytes for spec in mapped)
-    on_event(Event("load", "start", nbytes=bytes_mapped + sum(p.box.numel * p.spec.bits // 8 for p in read)))
+    op.start(bytes_mapped + sum(p.box.numel * p.spec.bits // 8 for p in read))
     reader = checkpoint.reader
     if verifying and isinstance(reader, FileReader):
         reader = replace(reader, store=verifying)
@@ -248,16 +253,16 @@ def _load(
         jobs = with_the_rest(
             jobs, checkpoint.manifest, verifying, checkpoint.at, max_read_bytes=reader.policy.max_read_bytes
         )
-    bytes_read = execute([_told(job, on_event) for job in jobs], reader.policy)
+    bytes_read = execute([told(job, partial(op.tell, "received", "")) for job in jobs], reader.policy)
     if verifying:
         verifying.check()
     if mapped and checkpoint.mapped:
         checkpoint.mapped.populate(mapped, workers=checkpoint.reader.policy.workers)
-        on_event(Event("load", "received", nbytes=bytes_mapped))
+        op.tell("received", nbytes=bytes_mapped)
     for placement in placements:
         if placement.is_new:
             placement.slot.put(placement.into.to(placement.device))
-    on_event(Event("load", "end"))
+    op.end()
     return LoadReport(matched.missing, matched.unexpected, matched.mismatched, bytes_read, bytes_mapped)
 
 
@@ -278,12 +283,3 @@ def _rounds(placements: Sequence[_Placement]) -> Iterator[Sequence[_Placement]]:
 def _jobs(reader: TensorReader, placements: Sequence[_Placement]) -> Iterator[Job]:
     targets: dict[str, Target] = {p.spec.name: TensorTarget(p.into, p.spec, p.box) for p in placements}
     return reader.jobs({p.spec.name: p.box for p in placements}, targets)
-
-
-def _told(job: Job, on_event: OnEvent) -> Job:
-    def work() -> int:
-        nbytes = job.work()
-        on_event(Event("load", "received", nbytes=nbytes))
-        return nbytes
-
-    return Job(job.nbytes, work)

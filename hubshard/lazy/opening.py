@@ -6,12 +6,14 @@ import os
 from pathlib import Path
 
 from hubshard.errors import FormatError, IncompleteError, NotFoundError, StoreError
+from hubshard.events import OnEvent, Operation, ignore
 from hubshard.lazy.checkpoint import Checkpoint
 from hubshard.lazy.verifying import promised, verify_files
 from hubshard.protocols import Source
 from hubshard.store.local import LocalStore
 from hubshard.store.lone_file import LoneFile
 from hubshard.store.opening import Opened, open_path, open_target
+from hubshard.store.patience import Patience
 from hubshard.target import RepoTarget, parse_target
 
 __all__ = ["open_checkpoint"]
@@ -26,6 +28,7 @@ def open_checkpoint(
     verify: bool = False,
     token: str | bool | None = None,
     endpoint: str | None = None,
+    on_event: OnEvent = ignore,
 ) -> Checkpoint:
     """Open a checkpoint without reading a tensor: its index and the headers of its files are all that moves.
 
@@ -42,6 +45,7 @@ def open_checkpoint(
             for them; `load_into` does so while it loads, in one pass.
         token: for the Hub; None for the one that is logged in.
         endpoint: of the Hub; None for the usual one.
+        on_event: is told of each retry, as long as the checkpoint is open.
 
     Raises:
         NotFoundError: no such path, repo, revision, or no safetensors weights there.
@@ -49,13 +53,26 @@ def open_checkpoint(
         IncompleteError: shards without their index.
         IntegrityError: `verify` is set, and a file has another sha256.
     """
-    checkpoint = _open(source, revision=revision, variant=variant, subfolder=subfolder, token=token, endpoint=endpoint)
+    patience = Patience(on_retry=Operation("load", _name(source), on_event).retry)
+    checkpoint = _open(
+        source,
+        revision=revision,
+        variant=variant,
+        subfolder=subfolder,
+        token=token,
+        endpoint=endpoint,
+        patience=patience,
+    )
     if verify:
         if checkpoint.manifest is None or checkpoint.store is None or checkpoint.at is None:
             raise FormatError("a Source has no files to verify", hint="leave verify out")
         sha256 = promised(checkpoint.manifest, checkpoint.root)
         verify_files(checkpoint.store, checkpoint.at, checkpoint.manifest, sha256, checkpoint.reader.policy)
     return checkpoint
+
+
+def _name(source: object) -> str:
+    return os.fspath(source) if isinstance(source, (str, os.PathLike)) else ""
 
 
 def _open(
@@ -66,6 +83,7 @@ def _open(
     subfolder: str,
     token: str | bool | None,
     endpoint: str | None,
+    patience: Patience,
 ) -> Checkpoint:
     if not isinstance(source, (str, os.PathLike)):
         if revision or variant or subfolder:
@@ -75,7 +93,7 @@ def _open(
     if isinstance(target, Path):
         return _checkpoint(open_target(target, revision=revision), subfolder, variant)
     try:
-        opened = open_target(source, revision=revision, token=token, endpoint=endpoint)
+        opened = open_target(source, revision=revision, token=token, endpoint=endpoint, patience=patience)
     except StoreError:  # no network: the newest that was fetched
         cached = _from_cache(target, revision or target.revision or "main", subfolder, variant)
         if cached is None:

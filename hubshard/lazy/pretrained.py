@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import FormatError, NotFoundError
+from hubshard.events import OnEvent, ignore, operation
 from hubshard.index import check_path
 from hubshard.lazy.checkpoint import Checkpoint
 from hubshard.lazy.opening import open_checkpoint
@@ -49,6 +50,7 @@ def from_pretrained(
     token: str | bool | None = None,
     endpoint: str | None = None,
     trust_remote_code: bool = False,
+    on_event: OnEvent = ignore,
     **kw: Any,
 ) -> PreTrainedModel:
     """Load a transformers model; of a repo, only the config and the bytes of the weights that are used are fetched.
@@ -67,13 +69,15 @@ def from_pretrained(
         token: for the Hub.
         endpoint: of the Hub.
         trust_remote_code: run the model's own code, where it has some.
+        on_event: is told of each step.
         **kw: what else the class's `from_pretrained` takes.
 
     Raises:
         NotFoundError: no such checkpoint, or no config.
         FormatError: index and shards do not agree, or no class can be told from the config.
     """
-    with ExitStack() as stack:
+    called = os.fspath(source) if isinstance(source, (str, os.PathLike)) else ""
+    with operation("load", called, on_event) as op, ExitStack() as stack:
         checkpoint = source if isinstance(source, Checkpoint) else None
         if checkpoint is None:
             checkpoint = stack.enter_context(
@@ -84,15 +88,21 @@ def from_pretrained(
                     subfolder=subfolder,
                     token=token,
                     endpoint=endpoint,
+                    on_event=op,
                 )
             )
+        op.start(checkpoint.nbytes)
         folder = stack.enter_context(_small_files(checkpoint, with_code=trust_remote_code))
         home = _Home(folder, _name(source, checkpoint), _config(folder), trust_remote_code=trust_remote_code)
         kw |= {"device_map": device_map, "dtype": dtype}
+        _check_disk(checkpoint, home, kw)
         if _needs_files(checkpoint, home, device_map):
             model: PreTrainedModel = _from_files(checkpoint, home, model_class, variant, kw)
+            op.tell("received", nbytes=checkpoint.nbytes)
         else:
-            model = _from_mapping(checkpoint, home, model_class, kw)
+            told = checkpoint.told(partial(op.tell, "received", ""))
+            model = _from_mapping(told, home, model_class, kw)
+        op.end()
         return model
 
 
@@ -147,6 +157,17 @@ def _from_files(
     )
     _set_name(loaded[0] if isinstance(loaded, tuple) else loaded, home.name, instead_of=str(home.folder))
     return loaded
+
+
+def _check_disk(checkpoint: Checkpoint, home: _Home, kw: Mapping[str, Any]) -> None:
+    # what is to be on disk is written there, where the checkpoint is not
+    device_map = kw["device_map"]
+    to_disk = isinstance(device_map, Mapping) and "disk" in device_map.values()
+    if to_disk and checkpoint.root is None and kw.get("offload_folder") is None:
+        raise FormatError(
+            f"{home.name}: parts of it are to be on disk, but it is not on this machine",
+            hint="pass offload_folder= to have them written there, or fetch it first (hubshard pull)",
+        )
 
 
 def _needs_files(checkpoint: Checkpoint, home: _Home, device_map: Any) -> bool:

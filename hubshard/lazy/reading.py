@@ -27,9 +27,11 @@ __all__ = [
     "SourceReader",
     "Target",
     "TensorReader",
+    "ToldReader",
     "execute",
     "read_box",
     "single_run",
+    "told",
 ]
 
 _MIB = 2**20
@@ -218,6 +220,39 @@ class BytesTarget:
         """Copy run by run."""
         for source, target, nbytes in copy.runs():
             self.into[target : target + nbytes] = raw[source : source + nbytes]
+
+
+def told(job: Job, on_bytes: Callable[[int], None]) -> Job:
+    """The job, which tells `on_bytes` of the bytes it has read."""
+
+    def work() -> int:
+        nbytes = job.work()
+        on_bytes(nbytes)
+        return nbytes
+
+    return Job(job.nbytes, work)
+
+
+@dataclass(frozen=True)
+class ToldReader:
+    """Reads as another one does, and tells of it.
+
+    Attributes:
+        reader: the other one.
+        on_bytes: is told of the bytes of each read.
+    """
+
+    reader: TensorReader
+    on_bytes: Callable[[int], None]
+
+    @property
+    def policy(self) -> Policy:
+        """As the other one's."""
+        return self.reader.policy
+
+    def jobs(self, wanted: Mapping[str, Box], targets: Mapping[str, Target]) -> Iterator[Job]:
+        """The other one's."""
+        return (told(job, self.on_bytes) for job in self.reader.jobs(wanted, targets))
 
 
 def read_box(reader: TensorReader, spec: TensorSpec, box: Box) -> bytearray:

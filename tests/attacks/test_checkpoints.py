@@ -375,11 +375,11 @@ def tensors_in_reverse(folder: Path) -> None:
 
 
 def unaligned(folder: Path) -> None:
-    def change(header: dict[str, Any]) -> None:
-        header["__metadata__"] = {"pad": "x" * (length % 7)}
+    def padded(length: int) -> Callable[[dict[str, Any]], None]:
+        return lambda header: header.update({"__metadata__": {"pad": "x" * length}})
 
     for length, path in enumerate(shards(folder), start=1):
-        edit_header(path, change)
+        edit_header(path, padded(length))
 
 
 UNUSUAL = {
