@@ -1,0 +1,242 @@
+"""Writing a step: files first, durable and hashed on the way; the manifest last; on the Hub in one commit. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from hubshard.disk import sync_folder, write_all
+from hubshard.errors import ConflictError, IntegrityError
+from hubshard.protocols import Buffer, Revision, Staged, Store
+from hubshard.resume.parts import FileReceipt, Part, PlannedFile
+from hubshard.resume.places import BranchPlace
+from hubshard.resume.step import MANIFEST_NAME, Step, StepFile, step_folder
+from hubshard.store.local_stage import check_free_space
+from hubshard.tensors import Box
+
+__all__ = [
+    "PieceStream",
+    "ReadPart",
+    "check_newest",
+    "commit_step",
+    "prepare_folder",
+    "stage_local",
+    "stage_stream",
+    "write_local",
+    "write_manifest",
+]
+
+_READ_BYTES = 8 * 2**20
+_OURS = re.compile(r"rank-[0-9]{5,}-[0-9]{5,}-[0-9a-f]{12}\.safetensors\Z")
+
+ReadPart = Callable[[Part, Box], Buffer]
+"""Gives the row-major little-endian bytes of a box within a part; valid until the next call."""
+
+
+class PieceStream:
+    """The bytes of a planned file, hashed as they pass. Each call begins anew; a whole pass makes the `receipt`.
+
+    Args:
+        planned: what is in it.
+        stem: its name without the digits of its hash and ".safetensors".
+        read: where its parts come from.
+        block_bytes: that one hash covers.
+    """
+
+    def __init__(self, planned: PlannedFile, *, stem: str, read: ReadPart, block_bytes: int) -> None:
+        self.planned = planned
+        self.stem = stem
+        self._read = read
+        self._block_bytes = block_bytes
+        self._receipt: FileReceipt | None = None
+
+    @property
+    def receipt(self) -> FileReceipt:
+        """What was written.
+
+        Raises:
+            IntegrityError: the stream was never read to its end.
+        """
+        if self._receipt is None:
+            raise IntegrityError(f"{self.stem}: the file was not written to its end")
+        return self._receipt
+
+    def __call__(self) -> Iterator[Buffer]:
+        """Buffers of at most 8 MiB, wherever the dtype allows that cut."""
+        whole, blocks = hashlib.sha256(), _BlockHash(self._block_bytes)
+        has_blocks = self.planned.nbytes > self._block_bytes
+        with ThreadPoolExecutor(max_workers=2, thread_name_prefix="hubshard-hash") as pool:
+            for buffer in self._buffers():
+                # both hashes run while whoever took the buffer writes or sends it
+                work = [pool.submit(whole.update, buffer)]
+                if has_blocks:
+                    work.append(pool.submit(blocks.update, memoryview(buffer).cast("B")))
+                yield buffer
+                for future in work:
+                    future.result()
+        digest = whole.hexdigest()
+        file = StepFile(
+            name=f"{self.stem}-{digest[:12]}.safetensors",
+            nbytes=self.planned.nbytes,
+            data_start=len(self.planned.header),
+            sha256=digest,
+            block_bytes=self._block_bytes,
+            blocks=blocks.digests() if has_blocks else b"",
+        )
+        self._receipt = FileReceipt.of(self.planned, file)
+
+    def _buffers(self) -> Iterator[Buffer]:
+        yield self.planned.header
+        for part in self.planned.parts:
+            if not part.box.numel:
+                continue
+            for box in part.box.blocks(bits=part.spec.bits, max_bytes=_READ_BYTES):
+                buffer = self._read(part, box)
+                nbytes = memoryview(buffer).nbytes
+                if nbytes * 8 != box.numel * part.spec.bits:
+                    raise IntegrityError(f"tensor {part.spec.name!r}: {nbytes} bytes came for {box} of {part.spec}")
+                yield buffer
+
+
+class _BlockHash:
+    def __init__(self, block_bytes: int) -> None:
+        self._block_bytes = block_bytes
+        self._done: list[bytes] = []
+        self._hash = hashlib.sha256()
+        self._room = block_bytes
+
+    def update(self, data: memoryview) -> None:
+        while data.nbytes:
+            head, data = data[: self._room], data[self._room :]
+            self._hash.update(head)
+            self._room -= head.nbytes
+            if not self._room:
+                self._done.append(self._hash.digest())
+                self._hash, self._room = hashlib.sha256(), self._block_bytes
+
+    def digests(self) -> bytes:
+        tail = [self._hash.digest()] if self._room < self._block_bytes else []
+        return b"".join([*self._done, *tail])
+
+
+# On a local disk
+
+
+def prepare_folder(folder: Path, *, rank: int, nbytes: int) -> None:
+    """Make the folder of a step, and remove what a killed save of this rank left half written there.
+
+    Raises:
+        StoreError: there is no room for `nbytes`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.glob(f".rank-{rank:05d}-*.part"):
+        leftover.unlink(missing_ok=True)
+    check_free_space(folder, nbytes, what=folder.name)
+
+
+def write_local(folder: Path, stream: PieceStream) -> Path:
+    """Write a file of a step: whole and durable under its name, or not there at all."""
+    part = folder / f".{stream.stem}-{uuid.uuid4().hex}.part"
+    try:
+        with part.open("wb", buffering=0) as file:
+            for buffer in stream():
+                write_all(file.fileno(), memoryview(buffer))
+            os.fsync(file.fileno())
+        path = folder / stream.receipt.file.name
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync_folder(folder)
+    return path
+
+
+def write_manifest(folder: Path, raw: bytes, step: Step) -> None:
+    """Make a step whose files are all durable visible, then remove the files of an older save of the same step."""
+    part = folder / f".{MANIFEST_NAME}-{uuid.uuid4().hex}.part"
+    with part.open("wb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(folder / MANIFEST_NAME)
+    sync_folder(folder, folder.parent)
+    for path in folder.iterdir():
+        if _OURS.match(path.name) and path.name not in step.file_of:
+            path.unlink(missing_ok=True)
+
+
+# On the Hub
+
+
+def check_newest(place: BranchPlace, step: int, *, branch: str) -> None:
+    """Refuse to save a step behind a newer one, which some other run must have saved.
+
+    Raises:
+        ConflictError: the branch holds a newer step.
+    """
+    newest = max(place.steps(), default=-1)
+    if newest > step:
+        raise ConflictError(
+            f"the branch {branch!r} holds step {newest} already, newer than {step}: another run saves there",
+            hint="save on a branch of its own, or go on from the newest step, or roll the branch back first",
+        )
+
+
+def stage_local(store: Store, branch: str, path: Path, file: StepFile, *, step: int) -> Staged:
+    """Make a file of a local step durable on the Hub, unseen; what is there already is not sent again."""
+    target = f"{step_folder(step)}/{file.name}"
+    return store.stage(branch, target, path, nbytes=file.nbytes, sha256=file.sha256)
+
+
+def stage_stream(store: Store, branch: str, stream: PieceStream, *, step: int) -> Staged:
+    """Make a file of a step durable on the Hub, unseen, straight from memory."""
+    provisional = f"{step_folder(step)}/{stream.stem}.safetensors"
+    staged = store.stage(branch, provisional, stream, nbytes=stream.planned.nbytes)
+    file = stream.receipt.file
+    if staged.sha256 != file.sha256:
+        raise IntegrityError(f"{provisional}: it changed while it was sent", hint="save a copy of the state")
+    return replace(staged, path=f"{step_folder(step)}/{file.name}")
+
+
+def commit_step(
+    store: Store,
+    branch: str,
+    *,
+    parent: Revision | None,
+    step: Step,
+    raw: bytes,
+    staged: Sequence[Staged],
+    remove: Sequence[str] = (),
+    message: str | None = None,
+) -> Revision:
+    """Show a step on a branch: its files and its manifest, in one commit, on a head that nobody moved.
+
+    Args:
+        store: the repo.
+        branch: what moves.
+        parent: the head as it was when the save began; None where there is no branch yet.
+        step: what is shown.
+        raw: its manifest.
+        staged: its files.
+        remove: files to delete in the same commit, such as those of steps past the retention.
+        message: None for one that names the step.
+
+    Raises:
+        ConflictError: somebody else pushed to the branch.
+    """
+    path = f"{step_folder(step.step)}/{MANIFEST_NAME}"
+    manifest = store.stage(branch, path, lambda: [raw], nbytes=len(raw), sha256=hashlib.sha256(raw).hexdigest())
+    return store.commit(
+        branch,
+        parent=parent,
+        add=[*staged, manifest],
+        remove=remove,
+        message=message or f"Step {step.step}",
+        publish_id=f"step-{step.step}-{uuid.uuid4().hex}",
+    )
