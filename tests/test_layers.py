@@ -113,9 +113,18 @@ def _imports_of(path: str, node: ast.AST, *, when: str) -> Iterator[Import]:
 
 @cache
 def _slow_modules() -> set[str]:
-    """Modules of ours that import an optional or slow package on top."""
-    paths = {found.path for found in imports() if found.when == "top" and found.target.split(".")[0] in LATE}
-    return {".".join(["hubshard", *Path(path).with_suffix("").parts]) for path in paths}
+    """Modules of ours that import an optional or slow package on top, or another module that does."""
+    slow: set[str] = set()
+    while True:
+        paths = {
+            found.path
+            for found in imports()
+            if found.when == "top" and (found.target.split(".")[0] in LATE or found.target.rpartition(".")[0] in slow)
+        }
+        found_now = {".".join(["hubshard", *Path(path).with_suffix("").parts]) for path in paths}
+        if found_now == slow:
+            return slow
+        slow = found_now
 
 
 def _targets(node: ast.AST, path: str) -> list[str]:
