@@ -1,4 +1,4 @@
-"""``python -m hubshard.hubserver --root DIR``: serve a directory; the first line on stdout is the URL."""
+"""`python -m hubshard.hubserver --root DIR`: serve a directory; the first line on stdout is the URL."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _token(text: str) -> tuple[str, str]:
-    """``USER[:ROLE]=TOKEN`` → (token, user and role); a bare token is an administrator's."""
+    """`USER[:ROLE]=TOKEN` → (token, user and role); a bare token is an administrator's."""
     user, separator, token = text.partition("=")
     return (token, user) if separator else (text, f"{ADMIN_NAME}:admin")
 

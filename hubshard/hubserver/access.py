@@ -37,7 +37,7 @@ register_url_convertor("repokind", _KindConvertor())
 
 
 def repo_of(connection: sqlite3.Connection, principal: Principal, params: Mapping[str, str]) -> Repo:
-    """The repo that the path parameters ``kind``, ``namespace`` and ``name`` (unquoted) name, for reading.
+    """The repo that the path parameters `kind`, `namespace` and `name` (unquoted) name, for reading.
 
     Raises:
         ApiError: RepoNotFound: it does not exist, or the caller may not see it.
@@ -53,10 +53,10 @@ def repo_of(connection: sqlite3.Connection, principal: Principal, params: Mappin
 def repo_for_write(
     connection: sqlite3.Connection, principal: Principal, params: Mapping[str, str], *, contribute: bool = False
 ) -> Repo:
-    """As :func:`repo_of`, for writing; ``contribute`` is for what everybody may do in a pull request of theirs.
+    """As `repo_of`, for writing; `contribute` is for what everybody may do in a pull request of theirs.
 
     Raises:
-        ApiError: as :func:`repo_of`, and 401 or 403 with the reason.
+        ApiError: as `repo_of`, and 401 or 403 with the reason.
     """
     found = repo_of(connection, principal, params)
     require_write(principal, found, contribute=contribute)
@@ -83,6 +83,6 @@ def require_contents(connection: sqlite3.Connection, principal: Principal, repo:
 
 
 def repo_by_key(connection: sqlite3.Connection, key: str) -> Repo | None:
-    """The repo that a key such as ``models/ns/name`` names."""
+    """The repo that a key such as `models/ns/name` names."""
     kind, namespace, name = key.split("/")
     return repos.find(connection, repos.TYPES[kind], namespace, name)

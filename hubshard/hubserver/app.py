@@ -21,34 +21,22 @@ from hubshard.hubserver.api.service import service_routes
 from hubshard.hubserver.api.tree import tree_routes
 from hubshard.hubserver.db import CORE
 from hubshard.hubserver.http import Edge
-from hubshard.hubserver.state import HubState, Settings, open_state
+from hubshard.hubserver.state import HubState
 from hubshard.hubserver.xet.routes import xet_routes
 from hubshard.hubserver.xet.tables import XET
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-    from pathlib import Path
+    from collections.abc import AsyncIterator
 
     from starlette.requests import Request
 
-__all__ = ["SCHEMAS", "create_app", "create_app_with"]
+__all__ = ["SCHEMAS", "create_app"]
 
 SCHEMAS = (CORE, XET)
 """The tables of every part of the server."""
 
 
-def create_app(root: Path, *, tokens: Mapping[str, str] | None = None, public_url: str | None = None) -> Starlette:
-    """A Hub that keeps everything under a directory.
-
-    Args:
-        root: the directory; made when it is missing.
-        tokens: token → user and role, see :class:`~hubshard.hubserver.auth.Accounts`; None: everybody may do all.
-        public_url: how clients reach the server; None: as each request names it.
-    """
-    return create_app_with(open_state(root, Settings(tokens=tokens, public_url=public_url), schemas=SCHEMAS))
-
-
-def create_app_with(state: HubState) -> Starlette:
+def create_app(state: HubState) -> Starlette:
     """A Hub on an opened state, which is closed when the application ends."""
 
     @asynccontextmanager

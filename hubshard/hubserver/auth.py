@@ -32,8 +32,8 @@ class Principal:
 
     Attributes:
         name: the user, or None for somebody without a token.
-        role: ``admin``, ``write``, ``read``, or ``repo`` for a token that may write to one repo only.
-        repo: that repo, ``models/ns/name`` in lower case; None for the other roles.
+        role: `admin`, `write`, `read`, or `repo` for a token that may write to one repo only.
+        repo: that repo, `models/ns/name` in lower case; None for the other roles.
         organizations: organisations that the user belongs to, in lower case.
     """
 
@@ -106,7 +106,7 @@ class Accounts:
     """The users of a server and their tokens.
 
     Args:
-        tokens: token → ``user``, ``user:read``, ``user:write``, ``user:admin`` or ``user:repo:[type/]ns/name``
+        tokens: token → `user`, `user:read`, `user:write`, `user:admin` or `user:repo:[type/]ns/name`
             (type: models, datasets, spaces). None or empty: there are no users, and everybody is an administrator.
         organizations: organisation → its members, separated by commas.
         secret: checks the tokens that the server issued itself.
@@ -131,7 +131,7 @@ class Accounts:
         return not self._tokens
 
     def principal(self, authorization: str | None) -> Principal:
-        """Who sent this ``Authorization`` header.
+        """Who sent this `Authorization` header.
 
         Raises:
             ApiError: 401: the token is unknown or has expired.
@@ -149,7 +149,7 @@ class Accounts:
         return found
 
     def issue(self, user: str, repo: str, *, seconds: int) -> str:
-        """A token that may write to one repo (``models/ns/name``) for so many seconds."""
+        """A token that may write to one repo (`models/ns/name`) for so many seconds."""
         claims = {"use": "access", "sub": user, "repo": repo.lower(), "exp": int(time.time()) + seconds}
         return ISSUED_PREFIX + jwt.encode(claims, self._secret)
 

@@ -39,7 +39,7 @@ class Commit:
     Attributes:
         oid: 40 hexadecimal digits.
         parent: the commit before, or None.
-        tree: its files, see :mod:`~hubshard.hubserver.trees`.
+        tree: its files, see `trees`.
         author: a user.
         title: the first line of its message.
         message: the rest.
@@ -57,7 +57,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Add or replace a regular file, whose content is the stored blob ``oid``."""
+    """Add or replace a regular file, whose content is the stored blob `oid`."""
 
     path: str
     oid: str
@@ -66,7 +66,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class PutLarge:
-    """Add or replace a large file that the repo holds; ``nbytes`` None where the client did not name the size."""
+    """Add or replace a large file that the repo holds; `nbytes` None where the client did not name the size."""
 
     path: str
     sha256: str

@@ -12,7 +12,7 @@ BYTE_KINDS = ("lfs_received", "xet_received", "regular_received", "resolve_sent"
 
 
 class Counters:
-    """Counts per repo (``models/ns/name``) and requests per route kind; safe to use from several threads."""
+    """Counts per repo (`models/ns/name`) and requests per route kind; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,15 +23,15 @@ class Counters:
         """Add to a repo's count.
 
         Args:
-            repo: ``models/ns/name``, ``datasets/ns/name`` or ``spaces/ns/name``.
-            kind: one of :data:`BYTE_KINDS` (bytes) or ``commits``.
+            repo: `models/ns/name`, `datasets/ns/name` or `spaces/ns/name`.
+            kind: one of `BYTE_KINDS` (bytes) or `commits`.
             amount: bytes or commits.
         """
         with self._lock:
             self._repos[repo][kind] += amount
 
     def add_request(self, kind: str) -> None:
-        """Count one request of a kind of route (``commit``, ``resolve``, ``lfs_upload``, …)."""
+        """Count one request of a kind of route (`commit`, `resolve`, `lfs_upload`, …)."""
         with self._lock:
             self._requests[kind] += 1
 
@@ -42,7 +42,7 @@ class Counters:
             self._requests.clear()
 
     def as_dict(self) -> dict[str, object]:
-        """``{"repos": {repo: {kind: n}}, "requests": {kind: n}, "total": {kind: n}}``."""
+        """`{"repos": {repo: {kind: n}}, "requests": {kind: n}, "total": {kind: n}}`."""
         with self._lock:
             repos = {
                 repo: {**dict.fromkeys((*BYTE_KINDS, "commits"), 0), **counts}

@@ -1,11 +1,11 @@
 """The Hub's metadata: one SQLite file in WAL mode, a connection per thread.
 
-Every change runs in :meth:`Database.write` (``BEGIN IMMEDIATE``), so writers queue up and a change is all or
-nothing; with ``synchronous=FULL`` it is on disk before the context manager returns. Reads that need one view
-of several tables run in :meth:`Database.read`. Several processes may have the file open (a server and a garbage
+Every change runs in `Database.write` (`BEGIN IMMEDIATE`), so writers queue up and a change is all or
+nothing; with `synchronous=FULL` it is on disk before the context manager returns. Reads that need one view
+of several tables run in `Database.read`. Several processes may have the file open (a server and a garbage
 collection).
 
-Parts of the program bring their own tables as a :class:`Schema` and name them to :class:`Database`::
+Parts of the program bring their own tables as a `Schema` and name them to `Database`:
 
     XET = Schema("xet", ("CREATE TABLE xet_files (...)", ...))
     db = Database(root / "hub.sqlite3", (CORE, XET))
@@ -36,7 +36,7 @@ class Schema:
 
     Attributes:
         name: names the part; its version is kept under this name.
-        migrations: migration ``i`` (SQL statements) takes the tables from version ``i`` to ``i + 1``; those of
+        migrations: migration `i` (SQL statements) takes the tables from version `i` to `i + 1`; those of
             a release never change, new ones are appended.
     """
 
@@ -44,7 +44,7 @@ class Schema:
     migrations: tuple[str, ...]
 
 
-# Times are seconds since the epoch. Commit and blob oids are lower-case hex; ``tree`` is a key of ``trees``.
+# Times are seconds since the epoch. Commit and blob oids are lower-case hex; `tree` is a key of `trees`.
 CORE = Schema(
     "core",
     (
@@ -160,7 +160,7 @@ class Database:
             raise
 
     def connection(self) -> sqlite3.Connection:
-        """This thread's connection, in autocommit mode; rows are :class:`sqlite3.Row`."""
+        """This thread's connection, in autocommit mode; rows are `sqlite3.Row`."""
         found: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if found is None:
             found = self._connect()

@@ -12,7 +12,7 @@ from hubshard.disk import sync_folder
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["make_dir", "publish", "publish_once", "remove", "temp_path"]
+__all__ = ["insert", "insert_once", "make_dir", "remove", "temp_path"]
 
 
 def temp_path(folder: Path, *, prefix: str = "new") -> Path:
@@ -33,26 +33,21 @@ def make_dir(folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def publish(temp: Path, final: Path) -> bool:
+def insert(temp: Path, final: Path) -> None:
     """Moves a synced temporary file to its content-addressed place, durably.
 
     A file of the same size that is already there holds the same bytes: it is kept, and made young again so
     that a garbage collection running now spares it.
-
-    Returns:
-        True when `temp` took the place, False when the content was there before.
     """
     make_dir(final.parent)
-    inserted = not _refresh(final, nbytes=temp.stat().st_size)
-    if inserted:
-        temp.replace(final)
-    else:
+    if _refresh(final, nbytes=temp.stat().st_size):
         temp.unlink()
+    else:
+        temp.replace(final)
     sync_folder(final.parent)
-    return inserted
 
 
-def publish_once(temp: Path, final: Path) -> bool:
+def insert_once(temp: Path, final: Path) -> bool:
     """Moves a synced temporary file to `final` unless something is there, which is never replaced.
 
     Of several callers at once, in any process, exactly one inserts. What was there is made young again.
@@ -68,9 +63,9 @@ def publish_once(temp: Path, final: Path) -> bool:
 
 
 def remove(final: Path, trash: Path, *, older_than: float | None) -> int:
-    """Removes a published file, unless it was made young again at or after `older_than` (seconds since 1970).
+    """Removes a file from its place, unless it was made young again at or after `older_than` (seconds since 1970).
 
-    It is moved to `trash` first and judged there: somebody who publishes the same content right now either
+    It is moved to `trash` first and judged there: somebody who inserts the same content right now either
     makes it young before that, which is seen, or finds the place empty and fills it.
 
     Returns:

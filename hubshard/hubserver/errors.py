@@ -24,8 +24,8 @@ class ApiError(Exception):
 
     Attributes:
         status: the HTTP status.
-        message: one line for the user; sent in the body and as ``X-Error-Message``.
-        code: the ``X-Error-Code``, or None.
+        message: one line for the user; sent in the body and as `X-Error-Message`.
+        code: the `X-Error-Code`, or None.
         headers: further headers of the answer.
         extra: further fields of the JSON body.
     """
@@ -58,7 +58,7 @@ def forbidden(message: str) -> ApiError:
 
 
 def conflict(message: str, **extra: Any) -> ApiError:
-    """409, with further fields of the body (clients read the ``url`` of an existing repo)."""
+    """409, with further fields of the body (clients read the `url` of an existing repo)."""
     return ApiError(409, message, extra=extra)
 
 

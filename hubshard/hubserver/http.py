@@ -1,7 +1,7 @@
 """Between the wire and the routes: raw paths, request ids, error bodies, bodies with a bound, pages.
 
-Route patterns match the path *as it was sent*: ``resume%2Fstate`` is one segment, a real slash separates. Path
-parameters are unquoted after matching (:class:`Call` does it, or :func:`unquote`).
+Route patterns match the path *as it was sent*: `resume%2Fstate` is one segment, a real slash separates. Path
+parameters are unquoted after matching (`Call` does it, or `unquote`).
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class Call:
         return self.query.get(name, "").lower() in {"1", "true", "yes"}
 
     def next_page(self, position: int, *, at: str | None = None) -> dict[str, str]:
-        """The ``Link`` header to the page that begins at a position.
+        """The `Link` header to the page that begins at a position.
 
         Args:
-            position: kept in the query as ``cursor``.
+            position: kept in the query as `cursor`.
             at: the commit that is listed: it takes the place of the revision, so that a branch that moves
                 between two pages does not mix two commits.
         """
@@ -115,7 +115,7 @@ async def read_body(request: Request, *, max_bytes: int = _MAX_JSON_BYTES) -> by
     """The whole body of a small request.
 
     Raises:
-        ApiError: 413: it is larger than ``max_bytes``.
+        ApiError: 413: it is larger than `max_bytes`.
     """
     parts, nbytes = [], 0
     async for part in request.stream():
@@ -161,7 +161,7 @@ def page_of(call: Call) -> int:
 
 
 def page(call: Call, items: Sequence[T], *, size: int, at: str | None = None) -> tuple[Sequence[T], dict[str, str]]:
-    """The part of ``items`` that a request asks for, and the ``Link`` header to the next part, if there is one."""
+    """The part of `items` that a request asks for, and the `Link` header to the next part, if there is one."""
     limit = min(size, _positive(call.query.get("limit"), size))
     start = page_of(call)
     headers = call.next_page(start + limit, at=at) if start + limit < len(items) else {}

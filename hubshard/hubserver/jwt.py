@@ -23,7 +23,7 @@ class JwtError(ValueError):
 
 
 def encode(claims: Mapping[str, Any], secret: bytes) -> str:
-    """Sign claims; an ``exp`` claim (seconds since the epoch) bounds their life."""
+    """Sign claims; an `exp` claim (seconds since the epoch) bounds their life."""
     head = _to_text(json.dumps({"alg": "HS256", "typ": "JWT"}, separators=(",", ":")).encode())
     body = _to_text(json.dumps(claims, separators=(",", ":"), sort_keys=True).encode())
     return f"{head}.{body}.{_to_text(_signature(f'{head}.{body}', secret))}"

@@ -1,6 +1,6 @@
 """Large uploads in parts: every part is written to its place in one file, which becomes the object at the end.
 
-An upload is the folder ``root/parts/<upload>``: the file ``content``, and for each part that is whole and on disk a
+An upload is the folder `root/parts/<upload>`: the file `content`, and for each part that is whole and on disk a
 file named by its number, which holds its ETag.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hubshard.disk import sync_folder
 from hubshard.errors import FormatError, IntegrityError
-from hubshard.hubserver.durable import make_dir, publish, temp_path
+from hubshard.hubserver.durable import insert, make_dir, temp_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,7 @@ _BINARY: int = getattr(os, "O_BINARY", 0)  # Windows translates line ends withou
 
 
 class PartWriter:
-    """One part on its way in, written from byte ``offset`` of the whole on.
+    """One part on its way in, written from byte `offset` of the whole on.
 
     Args:
         root: the directory of the server.
@@ -50,7 +50,7 @@ class PartWriter:
         self.nbytes = 0
 
     def write(self, data: bytes) -> None:
-        """Append ``data`` to the part."""
+        """Append `data` to the part."""
         left = memoryview(data)
         while left:
             left = left[self._file.write(left) :]
@@ -98,12 +98,12 @@ def join_parts(
     found = _sha256(content)
     if found != sha256 or content.stat().st_size != nbytes:
         raise IntegrityError(f"object {sha256}: the parts that arrived have sha256 {found}")
-    publish(content, objects.path(sha256))
+    insert(content, objects.path(sha256))
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep_parts(root: Path, *, older_than: float) -> int:
-    """Remove uploads whose last part came before ``older_than`` (seconds since the epoch); the bytes freed."""
+    """Remove uploads whose last part came before `older_than` (seconds since the epoch); the bytes freed."""
     freed = 0
     parts = root / "parts"
     for folder in list(parts.iterdir()) if parts.is_dir() else []:

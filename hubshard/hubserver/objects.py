@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from hubshard.errors import FormatError, IntegrityError, NotFoundError
-from hubshard.hubserver.durable import make_dir, publish, remove, temp_path
+from hubshard.hubserver.durable import insert, make_dir, remove, temp_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,7 +108,7 @@ class ObjectWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            publish(self._temp, self._store.path(sha256))
+            insert(self._temp, self._store.path(sha256))
         finally:
             self.abort()
         return Stored(sha256, self.nbytes, self._store.xet_hash(sha256), self._store.path(sha256))

@@ -1,4 +1,4 @@
-"""Which paths the patterns of ``.gitignore`` and ``.gitattributes`` name (see the manual pages of git)."""
+"""Which paths the patterns of `.gitignore` and `.gitattributes` name (see the manual pages of git)."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ _LFS_PATTERNS = [
 _WILDCARDS = {"*": "[^/]*", "?": "[^/]"}
 
 INITIAL_ATTRIBUTES = "".join(f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in sorted(_LFS_PATTERNS))
-"""The ``.gitattributes`` of a new repo."""
+"""The `.gitattributes` of a new repo."""
 
 
 def is_ignored(path: str, rules: str) -> bool:
-    """Whether a ``.gitignore`` with these rules, at the top of the repo, keeps a file out.
+    """Whether a `.gitignore` with these rules, at the top of the repo, keeps a file out.
 
     The last rule that matches the file, or a folder above it, decides; below an ignored folder nothing is let in
     again.
@@ -68,7 +68,7 @@ def is_ignored(path: str, rules: str) -> bool:
 
 
 def is_lfs(path: str, attributes: str) -> bool:
-    """Whether a ``.gitattributes`` with these lines makes a file a large one: the last line that says so counts."""
+    """Whether a `.gitattributes` with these lines makes a file a large one: the last line that says so counts."""
     chosen = False
     for pattern, words in _attributes(attributes):
         if pattern.fullmatch(path):

@@ -46,7 +46,7 @@ class Discussion:
         num: counted per repo, discussions and pull requests together.
         title: its title.
         author: a user.
-        status: ``draft``, ``open``, ``closed`` or ``merged``.
+        status: `draft`, `open`, `closed` or `merged`.
         is_pull_request: what it is.
         base: the ref that the pull request is for.
         base_commit: the commit that it started from.
@@ -123,7 +123,7 @@ def open_pull(
 def add_event(
     connection: sqlite3.Connection, repo_id: int, num: int, kind: str, author: str, data: dict[str, Any]
 ) -> dict[str, Any]:
-    """Note what happened, inside a write transaction; the event as :func:`events` gives it."""
+    """Note what happened, inside a write transaction; the event as `events` gives it."""
     event_id, now = secrets.token_hex(12), time.time()
     connection.execute(
         "INSERT INTO events SELECT ?, ?, ?, count(*), ?, ?, ?, ? FROM events WHERE repo_id = ? AND num = ?",
@@ -133,7 +133,7 @@ def add_event(
 
 
 def events(connection: sqlite3.Connection, repo_id: int, num: int) -> list[dict[str, Any]]:
-    """What happened, in order: ``id, type, author, created_at, data``."""
+    """What happened, in order: `id, type, author, created_at, data`."""
     rows = connection.execute(
         "SELECT id, type, author, created_at, data FROM events WHERE repo_id = ? AND num = ? ORDER BY position",
         (repo_id, num),

@@ -37,7 +37,7 @@ class Ref:
     """A name for a commit.
 
     Attributes:
-        name: the whole name: ``refs/heads/main``, ``refs/tags/v1``, ``refs/pr/1``.
+        name: the whole name: `refs/heads/main`, `refs/tags/v1`, `refs/pr/1`.
         commit: the commit's id.
     """
 
@@ -46,7 +46,7 @@ class Ref:
 
     @property
     def short_name(self) -> str:
-        """``main`` and ``v1``; a pull request's ref has no shorter name."""
+        """`main` and `v1`; a pull request's ref has no shorter name."""
         return self.name.removeprefix("refs/heads/").removeprefix("refs/tags/")
 
 
@@ -57,7 +57,7 @@ def get(connection: sqlite3.Connection, repo_id: int, name: str) -> Ref | None:
 
 
 def listing(connection: sqlite3.Connection, repo_id: int) -> list[Ref]:
-    """All refs of a repo by name, ``main`` first."""
+    """All refs of a repo by name, `main` first."""
     rows = connection.execute("SELECT name, commit_oid FROM refs WHERE repo_id = ? ORDER BY name", (repo_id,))
     return sorted((Ref(row["name"], row["commit_oid"]) for row in rows), key=lambda ref: ref.name != MAIN)
 

@@ -28,11 +28,11 @@ class Repo:
 
     Attributes:
         id: its number in the database.
-        type: ``model``, ``dataset`` or ``space``.
+        type: `model`, `dataset` or `space`.
         namespace: the user or organisation.
         name: unique, with the type and the namespace, without regard to case.
         private: whether only its owners see it.
-        gated: ``auto`` or ``manual``: only its owners, and users who were granted access, read its files; or None.
+        gated: `auto` or `manual`: only its owners, and users who were granted access, read its files; or None.
         created_at: seconds since the epoch.
         updated_at: of the last commit.
         sdk: of a space.
@@ -50,12 +50,12 @@ class Repo:
 
     @property
     def full_name(self) -> str:
-        """``ns/name``."""
+        """`ns/name`."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def key(self) -> str:
-        """``models/ns/name``: how counters and tokens name it."""
+        """`models/ns/name`: how counters and tokens name it."""
         return f"{self.type}s/{self.full_name}"
 
     @property
@@ -69,7 +69,7 @@ def find(connection: sqlite3.Connection, kind: str, namespace: str, name: str) -
 
     Args:
         connection: the database.
-        kind: ``model``, ``dataset`` or ``space``.
+        kind: `model`, `dataset` or `space`.
         namespace: in any case.
         name: in any case.
     """
@@ -104,7 +104,7 @@ def insert(
     """Add a repo without any commit, inside a write transaction.
 
     Raises:
-        ApiError: 400: the name is no good; 409: there is such a repo (the body has its ``url``).
+        ApiError: 400: the name is no good; 409: there is such a repo (the body has its `url`).
     """
     namespace, name = split_id(full_name)
     there = find(connection, kind, namespace, name)
@@ -128,7 +128,7 @@ def move(connection: sqlite3.Connection, repo: Repo, full_name: str) -> None:
     """Rename a repo, inside a write transaction; the old name goes on leading to it.
 
     Raises:
-        ApiError: 400 or 409, as for :func:`insert`.
+        ApiError: 400 or 409, as for `insert`.
     """
     namespace, name = split_id(full_name)
     there = find(connection, repo.type, namespace, name)
@@ -150,10 +150,10 @@ def delete(connection: sqlite3.Connection, repo: Repo) -> None:
 
 
 def split_id(full_name: str) -> tuple[str, str]:
-    """``ns/name`` → its two parts.
+    """`ns/name` → its two parts.
 
     Raises:
-        ApiError: 400: not two names of letters, digits, ``-``, ``_`` and ``.``, at most 96 long.
+        ApiError: 400: not two names of letters, digits, `-`, `_` and `.`, at most 96 long.
     """
     namespace, _, name = full_name.partition("/")
     for part in (namespace, name):

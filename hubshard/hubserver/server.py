@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from hubshard.errors import StoreError
-from hubshard.hubserver.app import SCHEMAS, create_app_with
+from hubshard.hubserver.app import SCHEMAS, create_app
 from hubshard.hubserver.gc import GcReport, collect
 from hubshard.hubserver.state import Settings, open_state
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["gc", "process", "running", "serve", "stop"]
 
-_START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 
 
@@ -56,7 +55,7 @@ def serve(
         state.close()
         raise StoreError(f"{host}:{port} cannot be listened on: {error.strerror}") from error
     config = uvicorn.Config(
-        create_app_with(state), log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="on"
+        create_app(state), log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="on"
     )
     with listener:
         server = uvicorn.Server(config)
@@ -75,8 +74,8 @@ def running(
     Args:
         root: the directory; made when it is missing.
         port: 0 for any free one.
-        tokens: token → user and role; see :class:`~hubshard.hubserver.state.Settings`.
-        settings: all of an operator's choices, instead of ``tokens``.
+        tokens: token → user and role; see `state.Settings`.
+        settings: all of an operator's choices, instead of `tokens`.
 
     Yields:
         Its URL.

@@ -34,7 +34,7 @@ class Settings:
     """What an operator may choose.
 
     Attributes:
-        tokens: token → user and role, see :class:`~hubshard.hubserver.auth.Accounts`; None: everybody may do all.
+        tokens: token → user and role, see `auth.Accounts`; None: everybody may do all.
         organizations: organisation → its members, separated by commas.
         public_url: how clients reach the server, without a slash at the end; None: as each request names it.
         lfs_part_bytes: an LFS upload of more bytes goes in parts of this size.
@@ -56,7 +56,7 @@ class HubState:
 
     Attributes:
         root: the directory that holds everything.
-        db: metadata, ``root/hub.sqlite3``.
+        db: metadata, `root/hub.sqlite3`.
         objects: file contents by sha256.
         secret: signs URLs and short-lived tokens; kept in the database, so that they outlive a restart.
         counters: bytes and requests since the start or the last reset.

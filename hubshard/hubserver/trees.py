@@ -34,7 +34,7 @@ class Entry:
         path: posix path in the repo.
         oid: git blob id: of the content, or of the pointer of an LFS file.
         nbytes: size of the content.
-        sha256: of the content of an LFS file; None for a regular file, whose content is the blob ``oid``.
+        sha256: of the content of an LFS file; None for a regular file, whose content is the blob `oid`.
     """
 
     path: str
@@ -44,7 +44,7 @@ class Entry:
 
 
 def blob_oid(data: bytes) -> str:
-    r"""The git id of a blob: sha1 over ``blob <size>\\0`` and the content."""
+    r"""The git id of a blob: sha1 over `blob <size>\\0` and the content."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
@@ -105,7 +105,7 @@ def changed_paths(connection: sqlite3.Connection, old: bytes | None, new: bytes 
 
 
 def reachable(connection: sqlite3.Connection, tree: bytes | None, seen: set[bytes]) -> Iterator[Entry]:
-    """Files of the nodes of a tree that are not in ``seen`` yet; the nodes are added to it."""
+    """Files of the nodes of a tree that are not in `seen` yet; the nodes are added to it."""
     if tree is None or tree in seen:
         return
     seen.add(tree)

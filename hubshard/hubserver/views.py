@@ -18,7 +18,7 @@ __all__ = ["commit_json", "file_json", "folder_json", "iso", "ref_json", "repo_j
 
 
 def iso(seconds: float) -> str:
-    """Seconds since the epoch as ``2026-01-31T12:00:00.000Z``."""
+    """Seconds since the epoch as `2026-01-31T12:00:00.000Z`."""
     text = datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
@@ -63,7 +63,7 @@ def folder_json(path: str, oid: str, last: Commit | None = None) -> dict[str, An
 
 
 def sibling_json(entry: Entry, *, blobs: bool) -> dict[str, Any]:
-    """A file as repo info shows it, with size and ids where ``blobs`` was asked for."""
+    """A file as repo info shows it, with size and ids where `blobs` was asked for."""
     found: dict[str, Any] = {"rfilename": entry.path}
     if blobs:
         found.update(size=entry.nbytes, blobId=entry.oid)

@@ -1,4 +1,4 @@
-"""The metadata of a card: the YAML between two ``---`` lines at the top of README.md."""
+"""The metadata of a card: the YAML between two `---` lines at the top of README.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SDKS = ("gradio", "streamlit", "docker", "static")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is wrong with a card (``errors`` refuse it) and what is odd (``warnings``)."""
+    """What is wrong with a card (`errors` refuse it) and what is odd (`warnings`)."""
 
     errors: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ def metadata(content: str) -> dict[str, Any]:
 
 
 def check(content: str, kind: str) -> Verdict:
-    """Look over the card of a repo of a kind (``model``, ``dataset``, ``space``)."""
+    """Look over the card of a repo of a kind (`model`, `dataset`, `space`)."""
     match = _FRONT_MATTER.search(content)
     if match is None or not match.group(1).strip():
         return Verdict(warnings=("empty or missing yaml metadata in repo card",))

@@ -1,6 +1,6 @@
 """Routes of large files: uploads by the LFS protocol, and what a repo holds.
 
-The batch API is that of git-lfs, with the transfers ``basic`` and ``multipart``. The URLs that it hands out are
+The batch API is that of git-lfs, with the transfers `basic` and `multipart`. The URLs that it hands out are
 signed, and are used without a token.
 """
 
@@ -230,7 +230,7 @@ def _all_trees(connection: sqlite3.Connection, repo: Repo) -> Iterator[tuple[str
 def _delete(call: Call) -> Response:
     """Give up large files for good.
 
-    With ``rewriteHistory`` no commit names them afterwards; without it they are named still, and cannot be read.
+    With `rewriteHistory` no commit names them afterwards; without it they are named still, and cannot be read.
     """
     deletions = call.json().get("deletions") or {}
     shas, rewrite = {str(sha) for sha in deletions.get("sha", [])}, bool(deletions.get("rewriteHistory"))

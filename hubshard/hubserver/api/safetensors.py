@@ -33,7 +33,7 @@ def safetensors_routes(state: HubState) -> list[Route]:
 
 
 def _metadata(call: Call) -> Response:
-    """The index without its ``weight_map``, and the header of every shard that it names, on main."""
+    """The index without its `weight_map`, and the header of every shard that it names, on main."""
     index_path = call.params["path"]
     with call.state.db.read() as connection:
         repo = repo_of(connection, call.principal, call.params)

@@ -73,7 +73,7 @@ class _Exchange:
         self._state = state
 
     async def endpoint(self, request: Request) -> Response:
-        """Serve one exchange. The ``Authorization`` header plays no part."""
+        """Serve one exchange. The `Authorization` header plays no part."""
         self._state.counters.add_request("oidc_exchange")
         body = await request.body()
         is_json = "json" in request.headers.get("content-type", "")

@@ -26,7 +26,6 @@ _HEADER = struct.Struct("<32sQQ")
 _HEADER_VERSION = 2
 _FILE = struct.Struct("<32sII8x")
 _TERM = struct.Struct("<32sIIII")
-_HASH_RECORD = struct.Struct("<32s16x")
 _XORB = struct.Struct("<32sIIII")
 _CHUNK = struct.Struct("<32sII8x")
 # Version, where the files and the xorbs start, (start, count) of three lookup tables, key, times, footer's start.

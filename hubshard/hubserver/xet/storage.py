@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hubshard.disk import read_exactly, write_all
 from hubshard.errors import IntegrityError, NotFoundError
-from hubshard.hubserver.durable import make_dir, publish_once, remove, temp_path
+from hubshard.hubserver.durable import insert_once, make_dir, remove, temp_path
 from hubshard.hubserver.xet.hashing import from_hex, to_hex
 from hubshard.hubserver.xet.xorb import (
     CHUNK_HEADER_BYTES,
@@ -89,7 +89,7 @@ class XorbWriter:
         write_all(self._file.fileno(), memoryview(index.to_bytes()))
         os.fsync(self._file.fileno())
         self._file.close()
-        return publish_once(self._temp, self._store.path(self._xorb)), index
+        return insert_once(self._temp, self._store.path(self._xorb)), index
 
     def abort(self) -> None:
         """Drops what was not committed. Calling it twice is fine."""
