@@ -13,9 +13,9 @@ from hubshard.store.hub_client import HubClient, Token
 from hubshard.store.hub_commit import check_changes, commit_body, history_of, made_of, send_commit
 from hubshard.store.hub_errors import is_revision_missing, translated
 from hubshard.store.hub_pulls import open_pull_request_of, pull_request_of
-from hubshard.store.hub_read import RangeReader, entry_of
+from hubshard.store.hub_read import RangeReader
 from hubshard.store.hub_stage import Advice, Stager
-from hubshard.store.hub_xet_read import XetFile, XetReader
+from hubshard.store.hub_xet_read import XetReader, file_of
 from hubshard.store.hub_xet_session import XetSessions, is_xet_enabled
 from hubshard.store.paths import check_path
 from hubshard.store.patience import Patience
@@ -80,24 +80,21 @@ class HubStore:
             NotFoundError: the repo does not exist, or the token may not see it.
         """
         try:
-            answer = self._client.send(
-                "GET", self._client.api_url("revision", branch), f"look at {branch!r}", params={"expand": "sha"}
-            )
+            url, what = self._client.api_url("revision", branch), f"look at {branch!r}"
+            sha = self._client.ask("GET", url, what, lambda answer: str(answer["sha"]), params={"expand": "sha"})
         except NotFoundError as error:
             if is_revision_missing(error):
                 return None
             raise
-        return Revision(branch, str(answer.json()["sha"]))
+        return Revision(branch, sha)
 
     def list(self, at: Revision) -> Sequence[Entry]:
         """All files of a revision, sorted by path; `sha256` is known of large files, `blob_id` is git's."""
         url, what = self._client.api_url("tree", at.commit), f"list the files at {at.commit[:12]}"
-        items = [item for item in self._client.pages(url, what, recursive=True) if item["type"] == "file"]
+        found = [file for file in self._client.pages(url, what, file_of, recursive=True) if file is not None]
         if self._xet_reader is not None:
-            in_xet = [item for item in items if item.get("xetHash") and item.get("lfs")]
-            files = {str(item["path"]): XetFile(str(item["xetHash"]), int(item["size"])) for item in in_xet}
-            self._xet_reader.note(at.commit, files)
-        return sorted(map(entry_of, items), key=lambda entry: entry.path)
+            self._xet_reader.note(at.commit, {entry.path: xet for entry, xet in found if xet is not None})
+        return sorted((entry for entry, _ in found), key=lambda entry: entry.path)
 
     def read(self, at: Revision, path: str, start: int, stop: int, into: memoryview) -> None:
         """Fill `into` with bytes `start` to `stop` of a file; an interrupted transfer goes on where it stopped.
@@ -333,10 +330,8 @@ class HubStore:
 
     def publish_id_of(self, revision: Revision) -> str | None:
         """The publish id that a commit carries, or None."""
-        url = self._client.api_url("commits", revision.commit)
-        for item in self._client.pages(url, f"look at {revision.commit[:12]}"):
-            return made_of(item).publish_id
-        return None
+        made = history_of(self._client, revision.commit, until=None, most=1)
+        return made[0].publish_id if made else None
 
     def pull_request_of(self, publish_id: str) -> Revision | None:
         """The open pull request, among the newest, whose last commit carries a publish id that begins so, or None."""
@@ -365,31 +360,39 @@ class HubStore:
             )
         main = self._client.api_url("commits", _MAIN)
         first = None
-        for item in self._client.pages(main, "look for the first commit"):
-            first = item
+        for made in self._client.pages(main, "look for the first commit", made_of):
+            first = made
         if first is None:
             raise NotFoundError(f"{self._client.repo} has no commits")
-        return self.create_branch(branch, Revision(_MAIN, str(first["id"])))
+        return self.create_branch(branch, Revision(_MAIN, first.commit))
 
     def _present(self, at: Revision, paths: set[str]) -> Sequence[str]:
         """Those of `paths` that are files of a revision."""
-        wanted, found = sorted(paths), []
+        wanted = sorted(paths)
+        found: list[str] = []
         for start in range(0, len(wanted), _PATHS_PER_REQUEST):
-            answer = self._client.send(
+            found += self._client.ask(
                 "POST",
                 self._client.api_url("paths-info", at.commit),
                 f"look at files at {at.commit[:12]}",
+                lambda items: [str(item["path"]) for item in items if item["type"] == "file"],
                 data={"paths": wanted[start : start + _PATHS_PER_REQUEST], "expand": False},
             )
-            found += [str(item["path"]) for item in answer.json() if item["type"] == "file"]
         return found
 
-    def _info(self, field: str) -> Any | None:
+    def _info(self, field: str) -> Mapping[str, Any] | None:
+        def take(answer: Any) -> Mapping[str, Any]:
+            return {field: answer[field]}
+
         try:
-            return self._client.send("GET", self._client.api_url(), "look at it", params={"expand": field}).json()
+            return self._client.ask("GET", self._client.api_url(), "look at it", take, params={"expand": field})
         except NotFoundError:
             return None
 
     def _refs(self, kind: str) -> Mapping[str, str]:
-        answer = self._client.send("GET", self._client.api_url("refs"), "list branches and tags").json()
-        return {str(ref["name"]): str(ref["targetCommit"]) for ref in answer[kind]}
+        return self._client.ask(
+            "GET",
+            self._client.api_url("refs"),
+            "list branches and tags",
+            lambda answer: {str(ref["name"]): str(ref["targetCommit"]) for ref in answer[kind]},
+        )

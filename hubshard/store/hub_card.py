@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hubshard.errors import FormatError, StoreError
 from hubshard.store.hub_client import HubClient
@@ -19,9 +20,12 @@ def check_card(client: HubClient, text: str) -> Sequence[str]:
     """
     body = {"content": text, "repoType": client.repo_type}
     try:
-        answer = client.send("POST", f"{client.endpoint}/api/validate-yaml", "check README.md", json=body)
+        return client.ask("POST", f"{client.endpoint}/api/validate-yaml", "check README.md", _warnings, json=body)
     except StoreError as error:
         if status_of(error) != 400:
             raise
         raise FormatError(f"README.md: {error}", hint="correct the metadata between the '---' lines") from error
-    return [str(warning.get("message")) for warning in answer.json().get("warnings", [])]
+
+
+def _warnings(answer: Any) -> Sequence[str]:
+    return [str(warning.get("message")) for warning in answer.get("warnings", [])]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from huggingface_hub import HfApi, constants
-from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff, httpx
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, httpx
 
 from hubshard.errors import FormatError
-from hubshard.store.hub_errors import translated
+from hubshard.store.hub_errors import translated, understood
 from hubshard.store.patience import Patience
 from hubshard.target import check_repo_id
 
@@ -21,6 +22,9 @@ Token = str | bool | Callable[[], str | None] | None
 """A token; None for the one of this machine (login, HF_TOKEN, or the CI's identity), False for none at all, or a
 function that is asked before each request."""
 
+T = TypeVar("T")
+
+_AUTHORIZATION = re.compile(r"Bearer [!-~]+")
 _URL_PREFIXES = {"model": "", "dataset": "datasets/", "space": "spaces/"}
 
 
@@ -42,7 +46,7 @@ class HubClient:
             raise FormatError(f"{repo_type!r} is no type of repo", hint="one of model, dataset, space")
         self.repo_id = check_repo_id(repo_id)
         self.repo_type = repo_type
-        self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+        self.endpoint = _checked_endpoint(endpoint or constants.ENDPOINT)
         self.patience = patience or Patience()
         self._token = token
 
@@ -56,8 +60,18 @@ class HubClient:
         return self._token() if callable(self._token) else self._token
 
     def headers(self) -> dict[str, str]:
-        """Fresh headers of a request: a token may have been renewed since the last."""
-        return dict(build_hf_headers(token=self.token(), library_name="hubshard"))
+        """Fresh headers of a request: a token may have been renewed since the last.
+
+        Raises:
+            FormatError: a token that no header can carry; it is not shown.
+        """
+        headers = dict(build_hf_headers(token=self.token(), library_name="hubshard"))
+        if not _AUTHORIZATION.fullmatch(headers.get("authorization", "Bearer -")):
+            raise FormatError(
+                f"{self.repo}: the token is empty, or holds a space or another character that no token has",
+                hint="pass it as it was given, without quotes and line breaks",
+            )
+        return headers
 
     def headers_for(self, url: str) -> dict[str, str]:
         """Fresh headers of a request to `url`: the token goes to the Hub, and to no other server."""
@@ -122,26 +136,45 @@ class HubClient:
     ) -> httpx.Response:
         sent = {**(self.headers_for(url) if auth else {}), **(headers or {})}
         with translated(what, self.repo, needs=needs):
-            response: httpx.Response = http_backoff(  # its own retries would go untold
-                method,  # type: ignore[arg-type]  # its literal type has no public name
-                url,
-                max_retries=0,
-                headers=sent,
-                follow_redirects=auth,
-                **how,
-            )
+            response: httpx.Response = get_session().request(method, url, headers=sent, follow_redirects=auth, **how)
             hf_raise_for_status(response)
         return response
 
-    def pages(self, url: str, what: str, **params: Any) -> Iterator[Any]:
-        """The items of a list that comes in pages linked by `Link: rel="next"`."""
+    def ask(self, method: str, url: str, what: str, take: Callable[[Any], T], **how: Any) -> T:
+        """`send`, and what `take` finds in the JSON of the answer.
+
+        Raises:
+            StoreError: the answer is none of a Hub.
+        """
+        response = self.send(method, url, what, **how)
+        with understood(what, self.repo):
+            return take(response.json())
+
+    def pages(self, url: str, what: str, take: Callable[[Any], T], **params: Any) -> Iterator[T]:
+        """What `take` finds in the items of a list that comes in pages linked by `Link: rel="next"`."""
         response = self.send("GET", url, what, params=params or None)
         while True:
-            yield from response.json()
+            with understood(what, self.repo):
+                taken = [take(item) for item in response.json()]
+            yield from taken
             following = response.links.get("next", {}).get("url")
             if following is None:
                 return
             response = self.send("GET", following, what)
+
+
+def _checked_endpoint(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets without an address, a port that is none
+        is_usable = False
+    if not is_usable:
+        raise FormatError(
+            f"{url!r} is no URL of a Hub",
+            hint="write it as https://huggingface.co: as `endpoint`, or in the environment as HF_ENDPOINT",
+        )
+    return url.rstrip("/")
 
 
 def without_token(headers: Mapping[str, str]) -> dict[str, str]:

@@ -73,7 +73,7 @@ def send_commit(client: HubClient, branch: str, body: bytes, *, create_pr: bool)
         answer = response.json()
         commit = str(answer["commitOid"])
         number = int(str(answer["pullRequestUrl"]).rstrip("/").rpartition("/")[2]) if create_pr else None
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{client.repo}: the answer to the commit cannot be read: {error}", retryable=True) from error
     return commit, number
 
@@ -81,8 +81,8 @@ def send_commit(client: HubClient, branch: str, body: bytes, *, create_pr: bool)
 def history_of(client: HubClient, revision: str, *, until: str | None, most: int = _LOOK_BACK) -> list[Made]:
     """The commits of a revision, newest first, to `until`, and `most` of them at most."""
     made = []
-    for item in client.pages(client.api_url("commits", revision), f"look at the history of {revision!r}"):
-        made.append(made_of(item))
+    for commit in client.pages(client.api_url("commits", revision), f"look at the history of {revision!r}", made_of):
+        made.append(commit)
         if made[-1].commit == until or len(made) >= most:
             break
     return made

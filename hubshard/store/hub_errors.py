@@ -23,7 +23,7 @@ from huggingface_hub.utils import httpx, parse_ratelimit_headers
 from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError, StoreError
 from hubshard.store.commit import BusyError
 
-__all__ = ["from_http", "is_revision_missing", "is_transient", "status_of", "translated"]
+__all__ = ["from_http", "is_revision_missing", "is_transient", "status_of", "translated", "understood"]
 
 _SKEW_SECONDS = 120.0
 
@@ -55,6 +55,25 @@ def translated(what: str, repo: str, *, needs: str = "read") -> Iterator[None]:
         ) from error
     except HFValidationError as error:
         raise FormatError(f"{repo}: {error}") from error
+
+
+@contextlib.contextmanager
+def understood(what: str, repo: str) -> Iterator[None]:
+    """Raise StoreError where an answer is read that no Hub gives: a login page, or another server's JSON.
+
+    Args:
+        what: what was asked, after "cannot".
+        repo: "org/name", for messages.
+    """
+    try:
+        yield
+    except HubshardError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise StoreError(
+            f"{repo}: cannot {what}: the server answers with something else than a Hub would",
+            hint="does HF_ENDPOINT name a Hub? does a proxy or a login page answer in its place?",
+        ) from error
 
 
 def from_http(error: HfHubHTTPError, what: str, repo: str, *, needs: str) -> HubshardError:

@@ -85,7 +85,9 @@ def _upload_action(
         body["ref"] = {"name": revision}
     headers = {"Accept": _MEDIA_TYPE, "Content-Type": _MEDIA_TYPE}
     what = f"upload {path}"
-    answer = client.send("POST", client.lfs_url(), what, needs="write", headers=headers, json=body).json()["objects"][0]
+    answer: Mapping[str, Any] = client.ask(
+        "POST", client.lfs_url(), what, lambda it: dict(it["objects"][0]), needs="write", headers=headers, json=body
+    )
     if "error" in answer:
         raise StoreError(f"{client.repo}: cannot {what}: {answer['error'].get('message')}")
     actions: Mapping[str, Any] | None = answer.get("actions")

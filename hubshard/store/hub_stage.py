@@ -61,20 +61,18 @@ class Stager:
         ]
         found: dict[str, Advice] = {}
         for start in range(0, len(asked), _MAX_FILES):
-            answer = self._client.send(
+            listed = self._client.ask(
                 "POST",
                 self._client.api_url("preupload", branch),
                 f"upload to {branch!r}",
+                lambda answer: {str(file["path"]): (str(file["uploadMode"]), file) for file in answer["files"]},
                 needs="write",
                 json={"files": asked[start : start + _MAX_FILES]},
                 params={"create_pr": "1"} if create_pr else None,
             )
-            for file in answer.json()["files"]:
-                found[file["path"]] = Advice(
-                    file["uploadMode"] == "lfs" and files[file["path"]][0] > 0,
-                    bool(file.get("shouldIgnore")),
-                    file.get("oid"),
-                )
+            for path, (mode, file) in listed.items():
+                is_large = mode == "lfs" and files[path][0] > 0
+                found[path] = Advice(is_large, bool(file.get("shouldIgnore")), file.get("oid"))
         return found
 
     def stage(

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import StoreError
@@ -32,6 +33,10 @@ class _Access:
     token: str
     expiry: int
     refresh_url: str
+
+
+def _access_of(refresh_url: str, answer: Any) -> _Access:
+    return _Access(str(answer["casUrl"]), str(answer["accessToken"]), int(answer["exp"]), refresh_url)
 
 
 class XetUploader:
@@ -85,12 +90,11 @@ class XetUploader:
         # For a pull request huggingface_hub names the revision "None", whose number is not known yet.
         url = self._client.api_url("xet-write-token", str(revision)) + ("" if revision else "?create_pr=1")
         try:
-            answer = self._client.send("GET", url, f"upload {path}", needs="write").json()
+            return self._client.ask("GET", url, f"upload {path}", partial(_access_of, url), needs="write")
         except StoreError as error:
             if status_of(error) == 404:
                 return None
             raise
-        return _Access(answer["casUrl"], answer["accessToken"], int(answer["exp"]), url)
 
     def _attempt(
         self,

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hubshard.errors import StoreError
+from hubshard.protocols import Entry
 from hubshard.store.hub_client import HubClient, without_token
+from hubshard.store.hub_read import entry_of
 from hubshard.store.hub_xet_session import XetSessions
 
-__all__ = ["XetFile", "XetReader"]
+__all__ = ["XetFile", "XetReader", "file_of"]
 
 _KEPT_COMMITS = 4
 _SEGMENT_BYTES = 16 * 1024 * 1024
@@ -31,6 +33,14 @@ class XetFile:
 
     xet_hash: str
     nbytes: int
+
+
+def file_of(item: Any) -> tuple[Entry, XetFile | None] | None:
+    """A file of the Hub's list of a tree, and where it is in Xet storage; None for a folder."""
+    if item["type"] != "file":
+        return None
+    entry = entry_of(item)
+    return entry, XetFile(str(item["xetHash"]), entry.nbytes) if item.get("xetHash") and item.get("lfs") else None
 
 
 class XetReader:
