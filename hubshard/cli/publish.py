@@ -43,7 +43,7 @@ _NOTE = "readers see nothing of this publish; run the same command again, it goe
 @interruptible(_NOTE, at_once=True)
 def publish(
     source: Annotated[str, typer.Argument(help="A directory or file of safetensors, or org/name[@revision].")],
-    repo: Annotated[str, typer.Argument(help="org/name on the Hub; made if it does not exist.")],
+    repo: Annotated[str | None, typer.Argument(help="org/name on the Hub; made if it does not exist.")] = None,
     *,
     revision: Annotated[str, typer.Option(help="Branch to publish to.")] = "main",
     max_shard_size: Annotated[str, typer.Option(help="Bound per shard, header included: 5GB, 512MiB.")] = "5GB",
@@ -72,6 +72,10 @@ def publish(
     max_retries: MaxRetries = None,
     stall_seconds: StallSeconds = None,
     min_rate: MinRate = None,
+    abandon: Annotated[
+        bool,
+        typer.Option("--abandon", help="publish REPO --abandon: drop what unfinished publishes to --revision left."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the shard plan; touch nothing.")] = False,
     token: Token = None,
     repo_type: RepoType = Kind.model,  # noqa: ARG001 - there is one kind
@@ -83,6 +87,11 @@ def publish(
     from hubshard.cli.progress import print_totals, reporting, totals_of, totals_record
     from hubshard.publish import push_to_hub
 
+    if abandon:
+        _abandon(source, repo, revision=revision, token=token, as_json=as_json)
+        return
+    if repo is None:
+        raise typer.BadParameter("give SOURCE and REPO", param_hint="REPO")
     limits = limits_of(max_retries, stall_seconds, min_rate)
     with (
         reporting(quiet=quiet, events=events, limits=limits, note=_NOTE) as then,
@@ -121,6 +130,20 @@ def publish(
         print_totals(totals[0])
 
 
+def _abandon(source: str, repo: str | None, *, revision: str, token: str | None, as_json: bool) -> None:
+    from hubshard.publish import abandon
+
+    if repo is not None:
+        raise typer.BadParameter("--abandon takes the REPO alone", param_hint="SOURCE")
+    dropped = abandon(source, revision=revision, token=token)
+    if as_json:
+        echo_json({"dropped": dropped})
+    elif dropped:
+        typer.echo("\n".join(dropped))
+    else:
+        typer.echo(f"{source} has no unfinished publish to {revision}", err=True)
+
+
 def _record(published: Published) -> dict[str, object]:
     return {
         "commit": published.commit,
@@ -148,8 +171,6 @@ def _print_plan(published: Published) -> None:
     print_table(("shard", ">tensors", ">size", "first tensor", "last tensor"), rows)
     total = format_size(published.total_bytes)
     typer.echo(f"{len(plan.shards)} shard(s), {format_size(plan.nbytes)}; with all other files {total}")
-    for name in plan.oversized:
-        typer.echo(f"{name} alone is larger than the bound and has a shard of its own", err=True)
     typer.echo("Dry run: nothing was written.", err=True)
 
 

@@ -108,6 +108,23 @@ def test_a_dry_run_warns_of_a_tensor_over_the_bound(hub: Hub, repo: str, model: 
     assert "6 shard(s)" in done.stdout
 
 
+def test_an_unfinished_publish_can_be_abandoned(hub: Hub, repo: str, model: Path) -> None:
+    assert _hubshard(hub, "publish", model, repo, "--quiet").returncode == 0
+    api = hub.api()
+    left = "hubshard/staging/main/0123456789abcdef"
+    assert api("POST", f"/api/models/{repo}/branch/{left.replace('/', '%2F')}", {}).status == 200
+    done = _hubshard(hub, "publish", repo, "--abandon")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [left]
+    again = _hubshard(hub, "publish", repo, "--abandon")
+    assert again.returncode == 0
+    assert again.stdout == ""
+    assert "no unfinished publish" in again.stderr
+    wrong = _hubshard(hub, "publish", model, repo, "--abandon")
+    assert wrong.returncode == 2
+    assert _hubshard(hub, "publish", model).returncode == 2
+
+
 def test_events_are_recorded_as_lines_of_json(hub: Hub, repo: str, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     assert _hubshard(hub, "publish", model, repo, "--events", path).returncode == 0
