@@ -118,7 +118,7 @@ def test_a_model_and_its_optimizer_come_back_through_the_state_dict_helpers(tmp_
     first, second = made(1), made(2)
     model_state, optimizer_state = get_state_dict(*first)
     _save({"model": model_state, "optim": optimizer_state}, tmp_path)
-    state = dict(zip(("model", "optim"), get_state_dict(*second), strict=True))
+    state: dict[str, Any] = dict(zip(("model", "optim"), get_state_dict(*second), strict=True))
     _load(state, tmp_path)
     set_state_dict(*second, model_state_dict=state["model"], optim_state_dict=state["optim"])
     assert _bits(second[0].state_dict()) == _bits(first[0].state_dict())
@@ -196,7 +196,7 @@ def test_async_save_gives_the_state_as_it_was_when_it_was_called(tmp_path: Path)
 
 @pytest.mark.parametrize("planner", [None, SavePlanner])
 def test_what_cannot_be_stored_is_refused_by_its_path_before_anything_is_written(tmp_path: Path, planner: Any) -> None:
-    refused = {
+    refused: dict[str, dict[str, Any]] = {
         "optimizer.state.3.callback: a function": {"optimizer": {"state": {3: {"callback": lambda: 0}}}},
         "pair.*tuple": {"pair": (torch.ones(2), torch.ones(2))},
         "'z' has dtype torch.complex128": {"z": torch.ones(2, dtype=torch.complex128)},
