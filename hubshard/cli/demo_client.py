@@ -42,7 +42,7 @@ def tensor_hashes(folder: Path) -> dict[str, str]:
     return {
         name: hashlib.sha256(tensor["data"]).hexdigest()
         for file in sorted(names)
-        for name, tensor in deserialize((folder / file).read_bytes())  # type: ignore[no-untyped-call]
+        for name, tensor in deserialize((folder / file).read_bytes())  # type: ignore[no-untyped-call]  # safetensors has no types
     }
 
 
@@ -51,8 +51,8 @@ def embed(folders: list[str]) -> list[str]:
     import torch
     from transformers import AutoModel, logging
 
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # nor has transformers here
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # likewise
     digests = []
     for folder in folders:
         model = AutoModel.from_pretrained(folder).eval()

@@ -66,7 +66,7 @@ class FolderLayout:
             return None
         return Recalled(Revision(revision, record.at.commit), record.listing, self.root)
 
-    def begin(self, at: Revision, selection: Selection, listing: Sequence[Entry]) -> None:  # noqa: ARG002
+    def begin(self, at: Revision, selection: Selection, listing: Sequence[Entry]) -> None:  # noqa: ARG002  # the layout of the cache needs it
         """Check that every file has a place, and that what is not ours will not be loaded instead.
 
         Raises:
@@ -93,7 +93,7 @@ class FolderLayout:
                 )
             self._on_event(Event("pull", "warning", name, 0, "weights that no pull has put there: left as they are"))
 
-    def candidates(self, at: Revision, entry: Entry) -> Sequence[Path]:  # noqa: ARG002
+    def candidates(self, at: Revision, entry: Entry) -> Sequence[Path]:  # noqa: ARG002  # the layout of the cache needs it
         """Its place, or where a run that was killed had put it."""
         return self.root / entry.path, self._kept(entry)
 

@@ -74,7 +74,7 @@ class CacheLayout:
         listing = record.listing if record is not None else tuple(_found_in(folder))
         return Recalled(Revision(revision, commit), listing, folder)
 
-    def begin(self, at: Revision, selection: Selection, listing: Sequence[Entry]) -> None:  # noqa: ARG002
+    def begin(self, at: Revision, selection: Selection, listing: Sequence[Entry]) -> None:  # noqa: ARG002  # a directory needs it
         """Check the names that are going to be made.
 
         Raises:

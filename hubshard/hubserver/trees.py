@@ -14,7 +14,7 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import sqlite3
@@ -176,9 +176,9 @@ def _write(connection: sqlite3.Connection, node: dict[str, object]) -> bytes:
     return oid
 
 
-def _read(connection: sqlite3.Connection, oid: bytes) -> dict[str, list]:  # type: ignore[type-arg]
+def _read(connection: sqlite3.Connection, oid: bytes) -> dict[str, list[Any]]:
     row = connection.execute("SELECT data FROM trees WHERE oid = ?", (oid,)).fetchone()
-    found: dict[str, list] = json.loads(row["data"])  # type: ignore[type-arg]
+    found: dict[str, list[Any]] = json.loads(row["data"])
     return found
 
 
@@ -190,7 +190,7 @@ def _children(connection: sqlite3.Connection, oid: bytes | None) -> list[bytes |
     return [bytes.fromhex(child) if child else None for child in node["children"]]
 
 
-def _walk(connection: sqlite3.Connection, oid: bytes | None) -> Iterator[tuple[str, list]]:  # type: ignore[type-arg]
+def _walk(connection: sqlite3.Connection, oid: bytes | None) -> Iterator[tuple[str, list[Any]]]:
     if oid is None:
         return
     node = _read(connection, oid)

@@ -101,13 +101,13 @@ class _InPlace(torch.Tensor):
             return args[0]
         if func is torch.Tensor.view and all(isinstance(size, (int, tuple)) for size in args[1:]) and not kwargs:
             func = torch.Tensor.reshape  # what was to be contiguous need not be now
-        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch has no types here
 
 
 def _quantized(model: Any) -> tuple[Mapping[str, Any] | None, Mapping[str, str]]:
     if getattr(model, "_tp_size", None) is not None:
         raise FormatError(
-            f"{type(model).__name__} is split over {model._tp_size} ranks by tensor parallelism",  # noqa: SLF001
+            f"{type(model).__name__} is split over {model._tp_size} ranks by tensor parallelism",  # noqa: SLF001  # there is no public one
             hint="gather the full state dict and give that, or load the model on one device",
         )
     quantizer = getattr(model, "hf_quantizer", None)

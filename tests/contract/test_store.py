@@ -40,7 +40,7 @@ class StoreContract:
     def store(self) -> Store:
         return self.open()
 
-    # Helpers
+    # What the tests do with it
 
     def stage(self, store: Store, path: str, content: bytes) -> Staged:
         return store.stage(self.branch, path, lambda: pieces(content), nbytes=len(content))
