@@ -1,8 +1,8 @@
 """A publish from memory against `save_pretrained` + `upload_folder`, to the embedded Hub on the same machine, by turns.
 
 `python tests/bench/bench_publish.py [--root DIR] [--nbytes N] [--pairs N] [--max-shard-size S] [--no-xet]
-[--skip-kill]` makes a Llama of random bf16 bits in memory (they do not compress), each time in a new process with an empty home and
-against a new Hub, and prints:
+[--skip-kill]` makes a Llama of random bf16 bits in memory (they do not compress), each time in a new process with an
+empty home and against a new Hub, and prints:
 
 - seconds from the call to the commit (imports and making the model left out), and their ratio per pair;
 - extra peak memory: the highest resident size during the call less that before it;
