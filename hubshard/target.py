@@ -8,11 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 
 from hubshard.errors import FormatError
+from hubshard.messages import brief
 
-__all__ = ["RepoTarget", "check_repo_id", "parse_target"]
+__all__ = ["RepoTarget", "check_ref_name", "check_repo_id", "parse_target"]
 
 _SCHEME = "hf://"
 _NAME = r"\w(?:[\w.-]{0,94}\w)?"
+# What `git check-ref-format` forbids, and what would be read as a commit.
+_NO_REF_NAME = re.compile(
+    r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|^[./-]|\.lock(?:/|\Z)|[./]\Z|^@?\Z|^[0-9a-f]{40}\Z|^refs/"
+)
+_MAX_REF_BYTES = 200
 _REPO_ID = re.compile(rf"(?:{_NAME}/)?{_NAME}\Z", re.ASCII)
 
 
@@ -64,6 +70,24 @@ def _expanded(text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError as error:
         raise FormatError(f"{text!r}: there is no such user's home") from error
+
+
+def check_ref_name(name: str, kind: str) -> str:
+    """`name` itself, when a Hub would take it as the name of a new branch or tag.
+
+    Args:
+        name: of the branch or tag, without "refs/…/".
+        kind: "branch" or "tag", for the message.
+
+    Raises:
+        FormatError: it would not.
+    """
+    if _NO_REF_NAME.search(name) or not name.isprintable() or len(name.encode(errors="replace")) > _MAX_REF_BYTES:
+        raise FormatError(
+            f"{brief(name)} is no name for a {kind}",
+            hint="write it as v1.0 or team/run-3: no spaces, '..' or '~^:?*[\\'",
+        )
+    return name
 
 
 def check_repo_id(repo_id: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -25,10 +26,12 @@ from hubshard.store.hub import HubStore
 from hubshard.store.hub_client import Token
 from hubshard.store.opening import open_target
 from hubshard.store.patience import Patience
+from hubshard.target import check_ref_name
 
 __all__ = ["Published", "push_to_hub"]
 
 _LOG = logging.getLogger("hubshard")
+_PULL_REQUEST = re.compile(r"refs/pr/[1-9][0-9]*")
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,10 @@ def push_to_hub(
         raise FormatError(
             "a pull request cannot be tagged: it has no commit on the branch yet", hint="tag it after the merge"
         )
+    if tag is not None:
+        check_ref_name(tag, "tag")
+    if not _PULL_REQUEST.fullmatch(revision):
+        check_ref_name(revision, "branch")
     with operation("publish", repo_id, on_event) as op, ExitStack() as stack:
         patience = Patience(max_retries, stall_seconds, op.retry)
         outgoing = _collect(source, layout, companions, include, exclude, token, endpoint, patience)
@@ -239,7 +246,15 @@ def _base(store: HubStore, revision: str, *, private: bool | None) -> Revision:
         raise FormatError(
             f"{store.repo_id} is {now}, and should be {wanted}", hint="change its visibility in the settings first"
         )
-    head = store.head(revision) or store.head("main")
+    head = store.head(revision)
+    is_pull_request = bool(_PULL_REQUEST.fullmatch(revision))
+    if head is None and is_pull_request:
+        raise NotFoundError(f"{store.repo_id} has no pull request {revision}", hint="open one with `create_pr`")
+    if head is not None and not is_pull_request and revision != "main" and revision not in store.branches():
+        raise FormatError(
+            f"{store.repo_id}: {revision!r} is a tag or a commit, and only branches move", hint="name a branch"
+        )
+    head = head or store.head("main")
     if head is None:
         raise NotFoundError(f"{store.repo_id} has no branch main to start {revision!r} from")
     return head

@@ -149,6 +149,8 @@ class Session:
             change = self._change(staged, _by_path(self._store.list(head)))
             if not change.paths:
                 self._check_tag(tag, head)
+                if self._ensure_branch(head):
+                    self._op.tell("commit", self._revision, detail=head.commit)
                 return head, change
             if overtaken is not None:
                 raise overtaken
@@ -185,8 +187,7 @@ class Session:
             )
 
     def _commit_once(self, head: Revision, change: Change, title: str) -> Revision:
-        if head.branch != self._revision and not self._create_pr:
-            self._store.create_branch(self._revision, head)
+        self._ensure_branch(head)
         commit = self._store.commit(
             head.branch if self._create_pr else self._revision,
             parent=Revision(self._revision, head.commit),
@@ -198,6 +199,13 @@ class Session:
         )
         self._op.tell("commit", commit.branch, sum(staged.nbytes for staged in change.add), detail=commit.commit)
         return commit
+
+    def _ensure_branch(self, head: Revision) -> bool:
+        """Make the branch where `head` is main's; whether it was made."""
+        is_new = head.branch != self._revision and not self._create_pr
+        if is_new:
+            self._store.create_branch(self._revision, head)
+        return is_new
 
     def _rebased(self, head: Revision, staged: Sequence[Staged], change: Change, error: ConflictError) -> Revision:
         # another parent will do if whoever moved the branch left our files alone, or made them what we wanted

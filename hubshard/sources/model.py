@@ -17,7 +17,7 @@ from hubshard.errors import FormatError
 from hubshard.sources.card import model_card
 from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
 from hubshard.sources.packed import logical_parameters
-from hubshard.sources.state_dict import StateDictSource
+from hubshard.sources.state_dict import StateDictSource, check_values
 
 if TYPE_CHECKING:
     from torch import nn
@@ -112,6 +112,7 @@ def _package(obj: Any) -> str:
 
 def _module_parts(module: nn.Module) -> ModelParts:
     state_dict = _state_dict(module)
+    check_values(state_dict)  # a parameter that is not initialised yet cannot be counted
     total = sum(parameter.numel() for parameter in module.parameters())
     card = model_card(type(module).__name__, library="pytorch", parameters=total)
     files_of: Any = getattr(module, "hubshard_files", dict)  # ShardedHubMixin has it

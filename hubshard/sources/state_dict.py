@@ -16,7 +16,7 @@ from hubshard.sources.numpy_value import NumpyValue, numpy_problem
 from hubshard.sources.values import Value, kind_of
 from hubshard.tensors import Box, TensorSpec
 
-__all__ = ["StateDictSource"]
+__all__ = ["StateDictSource", "check_values"]
 
 _SHOWN = 10
 
@@ -44,7 +44,7 @@ class StateDictSource:
         if sys.byteorder != "little":
             raise FormatError("this machine is big-endian, and safetensors files are little-endian")
         cast_to = None if dtype is None else parse_float_dtype(dtype)
-        _check(state_dict, cast_to)
+        check_values(state_dict, cast_to)
         values = [_value(name, value, cast_to) for name, value in state_dict.items()]
         unknown = sorted(set(keep) - state_dict.keys())
         if unknown:
@@ -76,8 +76,16 @@ class StateDictSource:
         return value.read(box)
 
 
-def _check(state_dict: Mapping[str, Any], cast_to: str | None) -> None:
-    """Refuse, by name, what cannot be stored; all names that share the first reason."""
+def check_values(state_dict: Mapping[str, Any], cast_to: str | None = None) -> None:
+    """Refuse what cannot be stored.
+
+    Args:
+        state_dict: values by name.
+        cast_to: code that floating tensors would be cast to, or None.
+
+    Raises:
+        FormatError: names all the tensors that share the first reason.
+    """
     names: list[str] = []
     first: tuple[str, str] | None = None
     for name, value in state_dict.items():

@@ -42,7 +42,8 @@ def _layout_problem(tensor: torch.Tensor) -> tuple[str, str] | None:
     if tensor.is_meta:
         return "is on the meta device, without values", "load or materialise the weights first"
     if tensor.layout != torch.strided or tensor.is_nested:
-        return f"is {tensor.layout}, not dense", "make it dense with .to_dense()"
+        layout = "a nested tensor" if tensor.is_nested else tensor.layout
+        return f"is {layout}, not dense", "make it dense with .to_dense()"
     if tensor.is_quantized:
         return f"is quantized ({tensor.dtype})", "store its int_repr(), scale and zero point, or dequantize it"
     return None

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hubshard.disk import sync_folder
+from hubshard.errors import FormatError
 from hubshard.locks import wait_for_lock
 
 __all__ = ["OnStep", "ignore", "locked", "recover", "remove_tree", "swap_in", "workspace_of"]
@@ -34,7 +35,13 @@ def ignore(_: str) -> None:
 
 
 def workspace_of(root: Path) -> Path:
-    """The folder beside a directory where its next state is made."""
+    """The folder beside a directory where its next state is made.
+
+    Raises:
+        FormatError: nothing is beside the root of a disk.
+    """
+    if not root.name:
+        raise FormatError(f"{root} is the root of a disk, and holds no checkpoint", hint="give a directory below it")
     return root.with_name(f".{root.name}.hubshard")
 
 

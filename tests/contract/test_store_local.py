@@ -278,3 +278,8 @@ def test_a_place_that_cannot_be_written_is_named(root: Path) -> None:
             add(LocalStore(root), "a")
     finally:
         root.parent.chmod(0o700)
+
+
+def test_the_root_of_a_disk_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="root of a disk"):
+        LocalStore(Path(tmp_path.anchor))

@@ -200,6 +200,46 @@ def test_a_new_branch_starts_from_main(client: Client, folder: Path) -> None:
     assert equal(client.tensors(), weights())
 
 
+def test_a_new_branch_is_made_also_when_main_holds_the_same(client: Client) -> None:
+    first = client.push(weights())
+    again = client.push(weights(), revision="stable")
+    assert client.branches() == ["main", "stable"]
+    assert (again.changed, again.commit) == (False, first.commit)
+
+
+BAD_NAMES = ["", "a b", "a..b", "-v", "v.lock", "v~1", "v\n", "x" * 300, "0123456789" * 4, "refs/heads/x", "@"]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+@pytest.mark.parametrize("argument", ["revision", "tag"])
+def test_a_name_that_no_branch_or_tag_can_have_is_refused_first(client: Client, argument: str, name: str) -> None:
+    with pytest.raises(FormatError, match="no name for a"):
+        client.push(weights(), **{argument: name})
+    assert not client.api.repo_exists(REPO)
+
+
+def test_only_branches_and_pull_requests_are_published_to(client: Client) -> None:
+    first = client.push(weights(), tag="v1")
+    assert first.commit
+    for revision in ("v1", first.commit[:10]):
+        with pytest.raises(FormatError, match="only branches move"):
+            client.push(weights(seed=1), revision=revision)
+    with pytest.raises(NotFoundError, match="refs/pr/7"):
+        client.push(weights(seed=1), revision="refs/pr/7")
+    assert client.branches() == ["main"]
+    assert equal(client.tensors(), weights())
+
+
+def test_a_pull_request_takes_further_commits(client: Client) -> None:
+    client.push(weights())
+    opened = client.push(weights(seed=1), create_pr=True)
+    assert opened.pr_url
+    client.push(weights(seed=2), revision="refs/pr/1")
+    assert equal(client.tensors("refs/pr/1"), weights(seed=2))
+    assert equal(client.tensors(), weights())
+    assert client.branches() == ["main"]
+
+
 def test_a_dry_run_plans_and_writes_nothing(client: Client, folder: Path) -> None:
     published = client.push(folder, max_shard_size="100kB", dry_run=True)
     assert published.commit is None
@@ -344,6 +384,26 @@ def _no_index(folder: Path) -> object:
     return folder
 
 
+def _pointer_beside(folder: Path) -> object:
+    save_file({"a": np.zeros(4)}, folder / "model.safetensors")
+    oid = "0123456789abcdef" * 4
+    text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize 1234567\n"
+    (folder / "tokenizer.json").write_text(text, newline="\n")
+    return folder
+
+
+def _only_folders(folder: Path) -> object:
+    (folder / "unet").mkdir()
+    save_file({"a": np.zeros(4)}, folder / "unet" / "model.safetensors")
+    return folder
+
+
+def _no_name(folder: Path) -> object:
+    save_file({"a": np.zeros(4)}, folder / "model.safetensors")
+    (folder / "notes .txt ").write_text("a Windows disk would drop the space")
+    return folder
+
+
 def _meta(_: Path) -> object:
     torch = pytest.importorskip("torch")
     return {"a": torch.ones(2), "offloaded": torch.empty(3, device="meta")}
@@ -370,6 +430,9 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing shard": (_missing_shard, "model-00002-of-00002"),
     "wrong shard": (_wrong_shard, "'b'"),
     "no index": (_no_index, "index"),
+    "a Git LFS pointer beside the weights": (_pointer_beside, "tokenizer.json"),
+    "a name that is none everywhere": (_no_name, "notes .txt "),
+    "a folder of folders": (_only_folders, "only folders"),
     "two files equal but for case": (_same_but_for_case, "otes.txt"),
 }
 

@@ -292,3 +292,8 @@ def test_parameters_that_zero_3_holds_in_parts_are_refused() -> None:
     module.weight.ds_tensor = torch.zeros(1)  # type: ignore[attr-defined]
     with pytest.raises(FormatError, match=r"ZeRO-3 holds 'weight'"):
         parts_of(module)
+
+
+def test_a_module_that_has_not_run_yet_is_refused_by_name() -> None:
+    with pytest.raises(FormatError, match=r"'0.weight', '0.bias' is not initialised yet"):
+        parts_of(torch.nn.Sequential(torch.nn.LazyLinear(3)))
