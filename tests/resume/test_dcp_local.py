@@ -6,7 +6,10 @@ import copy
 import json
 import logging
 import math
+import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -342,3 +345,43 @@ def test_only_a_block_is_read_for_a_small_part(tmp_path: Path) -> None:
     assert reader.nbytes_read <= 2**18
     manifest = json.loads((tmp_path / step_folder(5) / "manifest.json").read_bytes())
     assert manifest["step"]["files"][0][4] == 2**18
+
+
+def test_writers_and_readers_are_plain_data_that_can_go_to_another_process(tmp_path: Path) -> None:
+    writer = pickle.loads(pickle.dumps(HubWriter("org/run", step=4, local_dir=tmp_path)))  # noqa: S301  # our own
+    reader = pickle.loads(pickle.dumps(HubReader("org/run", local_dir=tmp_path)))  # noqa: S301  # our own
+    assert (writer.repo_id, writer.step, reader.branch) == ("org/run", 4, "resume")
+
+
+MEASURED = """
+import resource, sys, threading, warnings
+import torch
+import torch.distributed.checkpoint as dcp
+from hubshard.dcp import HubReader, HubWriter
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
+folder, count = sys.argv[1], int(sys.argv[2])
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+small = {"w": torch.ones(1000), "n": 1}
+dcp.save(small, storage_writer=HubWriter(None, step=1, local_dir=folder), no_dist=True)
+dcp.load(small, storage_reader=HubReader(None, step=1, local_dir=folder), no_dist=True)
+state = {f"w{number}": torch.full((1024, 2048), float(number)) for number in range(count)}
+before = peak()
+dcp.save(state, storage_writer=HubWriter(None, step=2, local_dir=folder), no_dist=True)
+saved = peak()
+for tensor in state.values():
+    tensor.zero_()
+dcp.load(state, storage_reader=HubReader(None, step=2, local_dir=folder), no_dist=True)
+assert all((tensor == number).all() for number, tensor in enumerate(state.values()))
+print(saved - before, peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is measured as Linux counts it")
+def test_saving_and_loading_need_a_few_blocks_of_memory_beside_the_state(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", MEASURED, tmp_path, "24"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    saving, loading = map(int, done.stdout.split())
+    assert saving <= 32 * 2**20
+    assert loading <= 96 * 2**20
