@@ -20,9 +20,9 @@ from hubshard.store.hub import HubStore
 
 __all__ = ["Change", "Session"]
 
-_STREAM_BYTES = 256 * 10**6  # what one upload stream may hold
-_BUDGET_BYTES = 384 * 10**6
 _STREAMS = 4
+_STREAM_BYTES = 256 * 10**6  # what one upload stream may hold
+_BUDGET_BYTES = _STREAM_BYTES + _STREAMS  # what a kill may cost: files under way are sent again from their start
 _BATCH_SECONDS = 10.0
 _COMMIT_ATTEMPTS = 4
 

@@ -40,18 +40,21 @@ class CheckedContent:
         path: for messages.
         nbytes: the size promised.
         sha256: the hash promised in hex, or None.
+        hashes: False where nothing is promised and whoever takes the blocks hashes them too.
     """
 
-    def __init__(self, data: Content, *, path: str, nbytes: int, sha256: str | None) -> None:
+    def __init__(self, data: Content, *, path: str, nbytes: int, sha256: str | None, hashes: bool = True) -> None:
         self._data = data
         self._path = path
         self._nbytes = nbytes
         self._sha256 = sha256
-        self._hash = hashlib.sha256()
+        self._hash = hashlib.sha256() if hashes or sha256 is not None else None
 
     @property
     def sha256(self) -> str:
-        """Of what has passed, in hex."""
+        """Of what has passed, in hex; it must hash for that."""
+        if self._hash is None:
+            raise ValueError(f"{self._path} is not hashed here")
         return self._hash.hexdigest()
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -65,7 +68,8 @@ class CheckedContent:
             passed += block.nbytes
             if passed > self._nbytes:
                 raise _changed(self._path, f"it has more than the {self._nbytes} bytes promised")
-            self._hash.update(block)
+            if self._hash is not None:
+                self._hash.update(block)
             yield block
         if passed != self._nbytes:
             raise _changed(self._path, f"it has {passed} bytes, not {self._nbytes}")

@@ -78,7 +78,7 @@ class XetUploader:
             if access is None:
                 return None
             try:
-                content = CheckedContent(data, path=path, nbytes=nbytes, sha256=sha256)
+                content = CheckedContent(data, path=path, nbytes=nbytes, sha256=sha256, hashes=False)
                 return self._attempt(access, content, path, sha256, on_sent)
             except StoreError as error:
                 if not error.retryable or attempt == _ATTEMPTS:
@@ -116,26 +116,28 @@ class XetUploader:
             )
         try:
             with _Meter(upload, on_sent) as meter:
-                sent = self._fill(upload, content, path, sha256, meter)
+                done = self._fill(upload, content, path, sha256, meter)
         except BaseException:
             with contextlib.suppress(OSError, RuntimeError):  # the reason is on its way already
                 upload.abort()
             raise
-        return content.sha256, sent
+        return done
 
-    def _fill(self, upload: Any, content: CheckedContent, path: str, sha256: str | None, meter: _Meter) -> int:
-        with self._errors(path):  # a hash that is known is not computed twice: the content's own pass checks it
+    def _fill(
+        self, upload: Any, content: CheckedContent, path: str, sha256: str | None, meter: _Meter
+    ) -> tuple[str, int]:
+        with self._errors(path):  # a hash is computed once: here where it is known, to check it, else by hf_xet
             stream = upload.start_upload_stream(name=path, **({"sha256": sha256} if sha256 else {}))
         for block in content:
             with self._errors(path):
                 stream.write(bytes(block))
             meter.check()
         with self._errors(path):
-            stream.finish()
+            made = stream.finish()
             report = upload.wait_to_finish()
         sent = int(report.dedup_metrics.xorb_bytes_uploaded)
         meter.end(sent)
-        return sent
+        return sha256 or str(made.xet_info.sha256), sent
 
     @contextlib.contextmanager
     def _errors(self, path: str) -> Iterator[None]:
