@@ -6,10 +6,12 @@ import hashlib
 import os
 import re
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hubshard.disk import sync_folder, write_all
 from hubshard.errors import ConflictError, IntegrityError
@@ -19,6 +21,9 @@ from hubshard.resume.places import BranchPlace
 from hubshard.resume.step import MANIFEST_NAME, Step, StepFile, step_folder
 from hubshard.store.local_stage import check_free_space
 from hubshard.tensors import Box
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "PieceStream",
@@ -33,10 +38,11 @@ __all__ = [
 ]
 
 _READ_BYTES = 8 * 2**20
+_BUFFERS_BEHIND = 4
 _OURS = re.compile(r"rank-[0-9]{5,}-[0-9]{5,}-[0-9a-f]{12}\.safetensors\Z")
 
 ReadPart = Callable[[Part, Box], Buffer]
-"""Gives the row-major little-endian bytes of a box within a part; valid until the next call."""
+"""Gives the row-major little-endian bytes of a box within a part; they stay as they are while they are held."""
 
 
 class PieceStream:
@@ -71,15 +77,13 @@ class PieceStream:
         """Buffers of at most 8 MiB, wherever the dtype allows that cut."""
         whole, blocks = hashlib.sha256(), _BlockHash(self._block_bytes)
         has_blocks = self.planned.nbytes > self._block_bytes
-        with ThreadPoolExecutor(max_workers=2, thread_name_prefix="hubshard-hash") as pool:
+        with _InOrder(whole.update) as hash_whole, _InOrder(blocks.update) as hash_blocks:
             for buffer in self._buffers():
-                # both hashes run while whoever took the buffer writes or sends it
-                work = [pool.submit(whole.update, buffer)]
+                view = memoryview(buffer).cast("B")
+                hash_whole.add(view)
                 if has_blocks:
-                    work.append(pool.submit(blocks.update, memoryview(buffer).cast("B")))
+                    hash_blocks.add(view)
                 yield buffer
-                for future in work:
-                    future.result()
         digest = whole.hexdigest()
         file = StepFile(
             name=f"{self.stem}-{digest[:12]}.safetensors",
@@ -102,6 +106,29 @@ class PieceStream:
                 if nbytes * 8 != box.numel * part.spec.bits:
                     raise IntegrityError(f"tensor {part.spec.name!r}: {nbytes} bytes came for {box} of {part.spec}")
                 yield buffer
+
+
+class _InOrder:
+    """Calls a function with buffer after buffer in a thread of its own, at most a few behind."""
+
+    def __init__(self, work: Callable[[memoryview], None]) -> None:
+        self._work = work
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hubshard-hash")
+        self._pending: deque[Future[None]] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True)
+        for future in self._pending:
+            future.result()
+
+    def add(self, buffer: memoryview) -> None:
+        """Take a buffer, and wait where too many wait before it."""
+        self._pending.append(self._pool.submit(self._work, buffer))
+        if len(self._pending) > _BUFFERS_BEHIND:
+            self._pending.popleft().result()
 
 
 class _BlockHash:
@@ -159,6 +186,8 @@ def write_local(folder: Path, stream: PieceStream) -> Path:
 
 def write_manifest(folder: Path, raw: bytes, step: Step) -> None:
     """Make a step whose files are all durable visible, then remove the files of an older save of the same step."""
+    for leftover in folder.glob(f".{MANIFEST_NAME}-*.part"):
+        leftover.unlink(missing_ok=True)
     part = folder / f".{MANIFEST_NAME}-{uuid.uuid4().hex}.part"
     with part.open("wb") as file:
         file.write(raw)
