@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["brief", "listed"]
+__all__ = ["brief", "listed", "one_line"]
 
 _MOST_CHARACTERS = 200
 
@@ -12,6 +12,12 @@ _MOST_CHARACTERS = 200
 def brief(text: str) -> str:
     """`text` in quotes, cut after 200 characters."""
     return repr(text) if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]!r}..."
+
+
+def one_line(text: str) -> str:
+    """`text` for a terminal: no line breaks, and what it would obey rather than show is escaped."""
+    line = " ".join(text.split())
+    return line if line.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
 
 
 def listed(names: Sequence[str], *, most: int = 8) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -17,6 +20,7 @@ from hubshard.cli.publish import publish
 from hubshard.cli.pull import pull
 from hubshard.cli.rollback import rollback
 from hubshard.errors import HubshardError
+from hubshard.messages import one_line
 
 __all__ = ["app", "main"]
 
@@ -58,6 +62,7 @@ def options(
 
 def main() -> None:
     """Run the command line; never returns."""
+    _open_standard_streams()
     logging.getLogger("hubshard").addHandler(logging.NullHandler())  # events say it already
     try:
         app()
@@ -70,10 +75,24 @@ def main() -> None:
         _fail(f"this needs the package {package}", f'pip install "hubshard[{_EXTRAS.get(package, "hub")}]"')
     except OSError as error:
         _fail(str(error), None)
+    except MemoryError:
+        _fail("out of memory", "give it more, or see what limits it: `ulimit -v`, a container's limit")
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        _fail(str(error), "it is out of memory or processes: see `ulimit -v`, `ulimit -u`, a container's limits")
+
+
+def _open_standard_streams() -> None:
+    # one that whoever started us has closed: the next file to be opened would take its number, and get what is said
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - to the end of the process
 
 
 def _fail(message: str, hint: str | None) -> NoReturn:
-    typer.echo(f"Error: {message}", err=True)
-    if hint:
-        typer.echo(f"Hint: {hint}", err=True)
+    with suppress(OSError):  # nobody may be listening
+        typer.echo(f"Error: {one_line(message)}", err=True)
+        if hint:
+            typer.echo(f"Hint: {one_line(hint)}", err=True)
     sys.exit(1)

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from functools import wraps
 from pathlib import Path
@@ -102,9 +103,10 @@ def interruptible(note: str, *, at_once: bool = False) -> Callable[[Callable[P, 
 
 
 def _leave(line: str, status: int) -> NoReturn:
+    # past Python's own buffer, which may be in use where the signal arrived
     show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
-    sys.stderr.write(f"{show_cursor}\n{line}\n")
-    sys.stderr.flush()
+    with suppress(OSError):
+        os.write(2, f"{show_cursor}\n{line}\n".encode(errors="replace"))
     os._exit(status)
 
 

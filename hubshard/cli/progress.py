@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -28,6 +28,7 @@ from hubshard.cli.common import give_up
 from hubshard.cli.tables import print_table
 from hubshard.errors import StoreError
 from hubshard.events import Event, OnEvent, Totals
+from hubshard.messages import one_line
 from hubshard.sizes import format_size
 from hubshard.watch import Limits, Watch
 
@@ -53,7 +54,9 @@ def reporting(*, quiet: bool, events: Path | None, limits: Limits | None = None,
         StoreError: `events` cannot be written.
     """
     with ExitStack() as stack:
-        record = stack.enter_context(_appended(events)) if events else None
+        record = _appended(events) if events else None
+        if record is not None:
+            stack.callback(_close, record)
         bar = _Bar(stack.enter_context(_progress())) if _wants_bar(quiet=quiet) else None
         on_event: OnEvent = _Reporter(bar, record).on_event
         if limits is not None:
@@ -104,6 +107,16 @@ def _appended(path: Path) -> TextIO:
         ) from error
 
 
+def _close(record: TextIO) -> None:
+    with suppress(OSError):  # what could not be written was told
+        record.close()
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):  # nobody may be listening any more
+        typer.echo(line, err=True)
+
+
 def _wants_bar(*, quiet: bool) -> bool:
     off = os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS", "").upper() in {"1", "ON", "YES", "TRUE"}
     return sys.stderr.isatty() and not quiet and not off
@@ -133,7 +146,7 @@ class _Reporter:
             if self._bar is not None:
                 self._bar.show(event)
             elif event.kind in {"warning", "retry"}:
-                typer.echo(_sentence(event), err=True)
+                _say(_sentence(event))
 
     def _write(self, record: TextIO, event: Event) -> None:
         line = {name: value for name, value in dataclasses.asdict(event).items() if value is not None}
@@ -142,7 +155,7 @@ class _Reporter:
             record.flush()
         except OSError as error:  # what is recorded is worth less than what is under way
             self._record = None
-            typer.echo(f"Warning: no more events are recorded: {error}", err=True)
+            _say(f"Warning: no more events are recorded: {error}")
 
 
 class _Bar:
@@ -167,4 +180,4 @@ class _Bar:
 def _sentence(event: Event) -> str:
     word = {"warning": "Warning:", "retry": "Retry:"}.get(event.kind, event.kind)
     pause = f"(in {event.wait_seconds:.1f} s)" if event.wait_seconds else ""
-    return " ".join(part for part in (word, event.path, event.detail, pause) if part)
+    return one_line(" ".join(part for part in (word, event.path, event.detail, pause) if part))
