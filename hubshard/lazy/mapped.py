@@ -70,6 +70,21 @@ class MappedFiles:
         for _ in run(parts, cost=lambda at: at.nbytes, work=self._populate, budget_bytes=2**62, workers=workers):
             pass
 
+    def populate_within(self, tensors: Iterable[torch.Tensor], *, workers: int) -> None:
+        """As `populate`, for those of the tensors that are pages of these files."""
+        with self._lock:
+            starts = {path: _address(memory) for path, memory in self._maps.items()}
+        maps = [(start, start + self._manifest.files[path].nbytes) for path, start in starts.items()]
+        ranges = sorted({(tensor.data_ptr(), tensor.nbytes) for tensor in tensors if tensor.device.type == "cpu"})
+        parts = [
+            (at, min(_POPULATE_BYTES, address + nbytes - at))
+            for address, nbytes in ranges
+            if any(start <= address < stop for start, stop in maps)
+            for at in range(address, address + nbytes, _POPULATE_BYTES)
+        ]
+        for _ in run(parts, cost=lambda _: 0, work=lambda part: populate(*part), budget_bytes=1, workers=workers):
+            pass
+
     def close(self) -> None:
         """Let go of the mappings; those under a tensor stay until it is gone."""
         self._maps.clear()
@@ -95,5 +110,8 @@ class MappedFiles:
             return found
 
     def _populate(self, at: Extent) -> None:
-        base = ctypes.addressof(ctypes.c_char.from_buffer(self._map(at.path)))
-        populate(base + at.start, at.nbytes)
+        populate(_address(self._map(at.path)) + at.start, at.nbytes)
+
+
+def _address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -138,7 +138,10 @@ def _from_mapping(checkpoint: Checkpoint, home: _Home, model_class: type[Any] | 
         trust_remote_code=home.trust_remote_code,
         **kw,
     )
-    _put_back(loaded[0] if isinstance(loaded, tuple) else loaded, home, kw)
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    if checkpoint.mapped:  # from several threads: transformers leaves them to come one by one when they are touched
+        checkpoint.mapped.populate_within(model.parameters(), workers=checkpoint.reader.policy.workers)
+    _put_back(model, home, kw)
     return loaded
 
 
