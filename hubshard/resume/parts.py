@@ -26,17 +26,17 @@ __all__ = ["FileReceipt", "Part", "PlannedFile", "block_bytes_for", "merge", "pl
 
 _OFFSET_DIGITS = 13
 _LEAST_PIECE_BYTES = 1024
-_MIN_BLOCK_BYTES = 2**18
+_MIN_BLOCK_BYTES = 2**16
 _MAX_BLOCK_BYTES = 64 * 2**20
-_MANY_BLOCKS = 2**18
+_MANY_BLOCKS = 2**19
 
 
 def block_bytes_for(total_bytes: int) -> int:
     """Bytes of a file that one hash covers, for a state of `total_bytes` in all ranks.
 
     A range is read with the whole blocks that it touches, so small blocks make checking cheap: a rank that takes a
-    quarter of each tensor reads half a block too many at either end. From 256 KiB on, it doubles where there would be
-    more than 2**18 hashes in the manifest, up to 64 MiB.
+    quarter of each tensor reads half a block too many at either end. From 64 KiB on, it doubles where there would be
+    more than 2**19 hashes (16 MiB) in the manifest, up to 64 MiB.
     """
     block_bytes = _MIN_BLOCK_BYTES
     while block_bytes * _MANY_BLOCKS < total_bytes and block_bytes < _MAX_BLOCK_BYTES:

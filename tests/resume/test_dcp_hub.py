@@ -205,7 +205,7 @@ def test_async_saves_land_parts_are_read_by_ranges_and_what_is_not_there_is_said
     before = sent()
     got = {"other": torch.zeros(10, 10)}
     reader = load(got, branch="big")
-    assert torch.equal(got["other"], big["other"]) and reader.nbytes_read <= 2 * 2**18, reader.nbytes_read
-    assert 0 < sent() - before <= reader.nbytes_read + 10_000, sent() - before
+    assert torch.equal(got["other"], big["other"]) and reader.nbytes_read <= 2 * 2**16, reader.nbytes_read
+    assert 0 < sent() - before <= reader.nbytes_read + 30_000, sent() - before
     """
     _run(module_hub, repo, tmp_path, code)

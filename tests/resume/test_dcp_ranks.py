@@ -43,7 +43,7 @@ def _found(out: Path) -> list[dict[str, Any]]:
 def test_a_state_moves_bit_by_bit_to_another_number_of_ranks_and_each_reads_its_share(out: Path, move: str) -> None:
     found = [rank[move] for rank in _found(out) if move in rank]
     assert len(found) == int(move[-1])
-    blocks = 3 * 2**18  # at the ends of what it takes from each file
+    blocks = 3 * 2**16  # at the ends of what it takes from each file
     for rank in found:
         assert 0 < rank["read"] <= rank["held"] + blocks
 
