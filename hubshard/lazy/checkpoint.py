@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from hubshard.lazy.drop_behind import DropBehind, available_memory
 from hubshard.lazy.indexing import Selection, select
 from hubshard.lazy.mapped import MappedFiles
 from hubshard.lazy.placing import TensorTarget, bytes_of
@@ -28,6 +29,7 @@ from hubshard.lazy.torch_dtypes import torch_dtype, torch_shape
 from hubshard.manifest import Manifest
 from hubshard.protocols import Reader, Revision, Source
 from hubshard.sources.safetensors import SafetensorsSource
+from hubshard.store.local import LocalStore
 from hubshard.tensors import Box, TensorSpec
 
 if TYPE_CHECKING:
@@ -208,7 +210,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         """
         policy = policy or (LOCAL if root else REMOTE)
         source = SafetensorsSource(store, at, folder=folder, path=path, variant=variant, workers=policy.workers)
-        reader = FileReader(store, at, source.manifest, policy)
+        reader = FileReader(_for_reading(store, source.manifest, root), at, source.manifest, policy)
         # on Windows a private mapping counts against memory as if it were all written
         can_map = root is not None and sys.platform != "win32" and sys.byteorder == "little"
         mapped = MappedFiles(root, source.manifest) if can_map and root else None
@@ -293,6 +295,14 @@ class Checkpoint(Mapping[str, LazyTensor]):
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("this checkpoint is closed")
+
+
+def _for_reading(store: Reader, manifest: Manifest, root: Path | None) -> Reader:
+    if isinstance(store, LocalStore):
+        store = store.for_ranges()
+    memory = available_memory()
+    is_larger = memory is not None and sum(file.nbytes for file in manifest.files.values()) > memory
+    return DropBehind(store, root) if root is not None and is_larger else store
 
 
 def _elements(reader: TensorReader, spec: TensorSpec, selection: Selection) -> torch.Tensor:

@@ -18,6 +18,7 @@ from hubshard.lazy.module_slots import ModuleSlot, slots_of
 from hubshard.lazy.opening import open_checkpoint
 from hubshard.lazy.placing import TensorTarget
 from hubshard.lazy.reading import FileReader, Job, Target, TensorReader, execute, told
+from hubshard.lazy.staging import PinnedStaging, Staging
 from hubshard.lazy.torch_dtypes import torch_dtype, torch_shape
 from hubshard.lazy.verifying import VerifyingReader, promised, with_the_rest
 from hubshard.protocols import Source
@@ -248,12 +249,17 @@ def _load(
     reader = checkpoint.reader
     if verifying and isinstance(reader, FileReader):
         reader = replace(reader, store=verifying)
+    staging = _staging(read, reader)
+    if staging and isinstance(reader, FileReader):
+        reader = replace(reader, staging=staging)
     jobs: Sequence[Job] = [job for wanted in _rounds(read) for job in _jobs(reader, wanted)]
     if verifying and checkpoint.manifest and checkpoint.at:
         jobs = with_the_rest(
             jobs, checkpoint.manifest, verifying, checkpoint.at, max_read_bytes=reader.policy.max_read_bytes
         )
     bytes_read = execute([told(job, partial(op.tell, "received", "")) for job in jobs], reader.policy)
+    if staging:
+        staging.finish()
     if verifying:
         verifying.check()
     if mapped and checkpoint.mapped:
@@ -264,6 +270,12 @@ def _load(
             placement.slot.put(placement.into.to(placement.device))
     op.end()
     return LoadReport(matched.missing, matched.unexpected, matched.mismatched, bytes_read, bytes_mapped)
+
+
+def _staging(placements: Sequence[_Placement], reader: TensorReader) -> Staging | None:
+    # one ring per device and thread would pin much memory: with several devices the copies wait
+    devices = {placement.into.device for placement in placements if placement.into.device.type == "cuda"}
+    return PinnedStaging(devices.pop(), reader.policy.max_read_bytes) if len(devices) == 1 else None
 
 
 def _rounds(placements: Sequence[_Placement]) -> Iterator[Sequence[_Placement]]:

@@ -63,9 +63,9 @@ class TensorTarget:
             raise FormatError(f"tensor {self.spec.name!r}: packed {self.spec.dtype} needs contiguous CPU memory")
         # threads do not inherit the caller's inference mode, outside of which its tensors cannot be written to
         with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
-            self._region(copy).copy_(self._elements(copy, raw))
+            self._region(copy).copy_(self._elements(copy, raw, self.tensor.device))
 
-    def _elements(self, copy: Copy, raw: memoryview) -> torch.Tensor:
+    def _elements(self, copy: Copy, raw: memoryview, device: torch.device) -> torch.Tensor:
         import torch  # noqa: PLC0415  # slow, and optional
 
         if raw.readonly:  # torch warns of memory that it might write to
@@ -73,6 +73,8 @@ class TensorTarget:
         itemsize = copy.bits // 8
         count = (raw.nbytes - copy.source) // itemsize
         flat = torch.frombuffer(raw, dtype=torch_dtype(self.spec), count=count, offset=copy.source)
+        if device.type == "cuda":  # as it is stored, gaps and all: picking and casting are the device's work
+            flat = flat.to(device, non_blocking=True)
         return flat.as_strided(copy.shape, [stride // copy.bits for stride in copy.source_strides])
 
     def _region(self, copy: Copy) -> torch.Tensor:

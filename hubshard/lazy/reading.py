@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import islice
 from typing import Protocol
 
 from hubshard.engine import run
 from hubshard.errors import IntegrityError
+from hubshard.lazy.staging import PlainStaging, Staging
 from hubshard.manifest import Extent, Manifest
 from hubshard.protocols import Reader, Revision, Source
 from hubshard.reads import Copy, Read, plan_reads
@@ -122,13 +122,14 @@ class FileReader:
         at: the revision to read.
         manifest: which bytes are what.
         policy: how the store is best read.
+        staging: memory for what cannot be read straight into its place; None for ordinary memory.
     """
 
     store: Reader
     at: Revision
     manifest: Manifest
     policy: Policy
-    _scratch: threading.local = field(default_factory=threading.local, repr=False, compare=False)
+    staging: Staging | None = None
 
     def jobs(self, wanted: Mapping[str, Box], targets: Mapping[str, Target]) -> Iterator[Job]:
         """The reads that fill `targets` with the boxes in `wanted`."""
@@ -150,20 +151,20 @@ class FileReader:
             if place is not None:
                 self.store.read(self.at, read.path, read.start, read.stop, place)
                 return read.nbytes
-        raw = self._staging(read.nbytes)
+        staging = self._staging()
+        raw = staging.buffer(read.nbytes)
         self.store.read(self.at, read.path, read.start, read.stop, raw)
-        for copy in read.copies:
-            targets[copy.tensor].take(copy, raw)
+        with staging.copying():
+            for copy in read.copies:
+                targets[copy.tensor].take(copy, raw)
         return read.nbytes
 
-    def _staging(self, nbytes: int) -> memoryview:
-        # one buffer per thread, used again: fresh memory costs more than the read
-        buffer: bytearray | None = getattr(self._scratch, "buffer", None)
-        if buffer is None or len(buffer) < nbytes:
-            buffer = bytearray(nbytes)
-            if nbytes <= self.policy.max_read_bytes:
-                self._scratch.buffer = buffer
-        return memoryview(buffer)[:nbytes]
+    def _staging(self) -> Staging:
+        return self.staging or self._plain
+
+    @cached_property
+    def _plain(self) -> PlainStaging:
+        return PlainStaging(self.policy.max_read_bytes)
 
 
 @dataclass(frozen=True)

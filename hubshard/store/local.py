@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path, PurePosixPath
 
 from hubshard.disk import read_exactly, sync_folder
@@ -46,9 +47,16 @@ class LocalStore:
         self._staging = StagingArea(workspace_of(self.root), on_step)
         self._revisions: dict[str, Mapping[str, FileState]] = {}
         self._sha256: dict[str, str] = {}
+        self._reads_ahead = True
 
     def __repr__(self) -> str:
         return f"LocalStore({str(self.root)!r})"
+
+    def for_ranges(self) -> LocalStore:
+        """The same store, for ranges that lie apart: the system reads no more from the disk than is asked for."""
+        other = copy(self)
+        other._reads_ahead = False  # noqa: SLF001  # of this class
+        return other
 
     def head(self, branch: str) -> Revision | None:
         """The state of the directory now; None where it does not exist, or for another branch than "main".
@@ -92,6 +100,8 @@ class LocalStore:
             raise NotFoundError(f"{path} is not in {self.root}")
         with _explained(self.root), state.real.open("rb", buffering=0) as file:
             _check_unchanged(state, os.fstat(file.fileno()))
+            if not self._reads_ahead and hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             file.seek(start)
             if read_exactly(file, into.cast("B")[: stop - start]):
                 raise IntegrityError(f"{path} in {self.root} ends before byte {stop}")
