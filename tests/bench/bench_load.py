@@ -164,7 +164,7 @@ def _add(
 
 def print_table(names: Sequence[str], found: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
     print(
-        "| loader | cold, s | cold, × dd | from disk, GB | warm, s | anonymous MB, cold and warm | result MB |"
+        "| loader | cold, s | cold, of dd | from disk, GB | warm, s | anonymous MB, cold and warm | result MB |"
     )
     print("|---|--:|--:|--:|--:|--:|--:|")
     for name in names:
