@@ -175,7 +175,7 @@ def test_killed_at_every_request_and_event(world: World, tmp_path: Path) -> None
     seen = run_matrix(points, world, tmp_path)
     assert [point for point, left in zip(points, seen, strict=True) if not left[0] and point.pattern] == []
     assert {view for _, view, _ in seen} >= {"old"}
-    assert len({arrived for _, _, arrived in seen}) > SHARDS
+    assert len({arrived for _, _, arrived in seen}) >= SHARDS  # none, one, two, … whole shards; more where parts remain
 
 
 @pytest.mark.parametrize("kind", ["cache_dir", "local_dir"])

@@ -279,8 +279,16 @@ def test_no_threads_are_left_behind() -> None:
     assert threading.active_count() == before
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises here, also in a process that was started with it ignored, as shells start their background jobs."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="raises the signal in this process")
-def test_an_interrupt_stops_as_closing_does() -> None:
+def test_an_interrupt_stops_as_closing_does(interruptible: None) -> None:
     log, go = Log(), threading.Event()
 
     def work(item: int) -> int:
