@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from hubshard.engine import run
 from hubshard.manifest import Piece
+from hubshard.reads import plan_reads
 from hubshard.sources.safetensors import SafetensorsSource
-from hubshard.store.opening import open_target
+from hubshard.store.opening import Opened, open_target
 from hubshard.tensors import TensorSpec
 
 __all__ = ["Difference", "diff"]
 
 _BLOCK_BYTES = 8 * 2**20
+_GROUP_BYTES = 4 * 2**20
+_GAP_BYTES = 64 * 2**10  # less than a request costs
 _WORKERS = 4
 
 
@@ -72,14 +76,15 @@ def diff(
     reshaped = {name: (before[name], after[name]) for name in common if _unlike(before[name], after[name])}
     alike = [name for name in common if name not in reshaped]
     undecided = [name for name in alike if not _known_equal(old, before[name].name, new, after[name].name)]
+    sides = (_Side(opened[0], old, before), _Side(opened[1], new, after))
     results = run(
-        undecided,
-        cost=lambda name: 2 * min(before[name].nbytes, _BLOCK_BYTES) + 1,
-        work=lambda name: _equal(old, before[name], new, after[name]),
+        _groups(undecided, sides[0]),
+        cost=lambda names: min(4 * sum(before[name].nbytes for name in names), 2 * _BLOCK_BYTES) + 1,
+        work=lambda names: _changed(names, *sides),
         budget_bytes=2 * _WORKERS * _BLOCK_BYTES,
         workers=_WORKERS,
     )
-    changed = tuple(name for name, equal in zip(undecided, results, strict=True) if not equal)
+    changed = tuple(sorted(chain.from_iterable(results)))
     return Difference(
         added=tuple(sorted(after.keys() - before.keys())),
         removed=tuple(sorted(before.keys() - after.keys())),
@@ -111,6 +116,53 @@ def _place(source: SafetensorsSource, piece: Piece) -> tuple[str, int, int]:
     return source.manifest.files[piece.at.path].sha256, piece.at.start, piece.at.stop
 
 
-def _equal(old: SafetensorsSource, a: TensorSpec, new: SafetensorsSource, b: TensorSpec) -> bool:
-    blocks = a.box.blocks(bits=a.bits, max_bytes=_BLOCK_BYTES)
-    return all(old.read(a.name, block) == new.read(b.name, block) for block in blocks)
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One of the two checkpoints."""
+
+    opened: Opened
+    source: SafetensorsSource
+    specs: Mapping[str, TensorSpec]
+
+    def start_of(self, name: str) -> tuple[str, int]:
+        """The file of a tensor, and where it begins there (bytes)."""
+        return min((piece.at.path, piece.at.start) for piece in self.source.manifest.pieces_of[self.specs[name].name])
+
+    def read_whole(self, names: Sequence[str]) -> Mapping[str, bytearray]:
+        """The bytes of tensors that are small, by the names they are stored under; neighbours by one read."""
+        specs = {self.specs[name].name: self.specs[name] for name in names}
+        boxes = {name: spec.box for name, spec in specs.items()}
+        found = {name: bytearray(spec.nbytes) for name, spec in specs.items()}
+        plan = plan_reads(self.source.manifest, boxes, max_gap_bytes=_GAP_BYTES, max_read_bytes=_BLOCK_BYTES)
+        for read in plan.reads:
+            data = memoryview(bytearray(read.nbytes))
+            self.opened.store.read(self.opened.at, read.path, read.start, read.stop, data)
+            for copy in read.copies:
+                for start, to, nbytes in copy.runs():
+                    found[copy.tensor][to : to + nbytes] = data[start : start + nbytes]
+        return found
+
+
+def _groups(names: Iterable[str], side: _Side) -> Iterator[Sequence[str]]:
+    """Large tensors one by one, small ones with their neighbours."""
+    group: list[str] = []
+    nbytes = 0
+    for name in sorted(names, key=side.start_of):
+        size = side.specs[name].nbytes
+        if group and nbytes + size > _GROUP_BYTES:
+            yield group
+            group, nbytes = [], 0
+        group.append(name)
+        nbytes += size
+    if group:
+        yield group
+
+
+def _changed(names: Sequence[str], old: _Side, new: _Side) -> Sequence[str]:
+    """Those of a group whose values differ."""
+    if len(names) == 1:
+        a, b = old.specs[names[0]], new.specs[names[0]]
+        blocks = a.box.blocks(bits=a.bits, max_bytes=_BLOCK_BYTES)
+        return [] if all(old.source.read(a.name, x) == new.source.read(b.name, x) for x in blocks) else names
+    before, after = old.read_whole(names), new.read_whole(names)
+    return [name for name in names if before[old.specs[name].name] != after[new.specs[name].name]]

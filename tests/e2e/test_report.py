@@ -111,6 +111,21 @@ def test_a_diff_names_what_was_added_removed_reshaped_and_changed(lab: Lab, tmp_
     assert not found.is_empty
 
 
+def test_thousands_of_small_tensors_are_compared_by_a_few_requests(lab: Lab, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    small = {f"layers.{i}.bias": rng.standard_normal(i % 5, dtype=np.float32) for i in range(3000)}
+    small["large.weight"] = rng.standard_normal((300, 4096), dtype=np.float32)
+    lab.push(small, max_shard_size="100kB")
+    small["layers.7.bias"] = small["layers.7.bias"] + 1
+    small["layers.2999.bias"] = small["layers.2999.bias"] + 1
+    save_file(small, tmp_path / "model.safetensors")
+    lab.hub.reset_counters()
+    found = lab.diff(tmp_path, f"hf://{lab.repo_id}")
+    assert found.changed == ("layers.2999.bias", "layers.7.bias")
+    assert found.same == len(small) - 2
+    assert sum(lab.hub.counters()["requests"].values()) < 40
+
+
 def test_files_of_one_hash_are_not_read_again(lab: Lab) -> None:
     new = weights()
     new["layers.5.weight"] = new["layers.5.weight"] + 1
