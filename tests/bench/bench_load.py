@@ -163,9 +163,7 @@ def _add(
 
 
 def print_table(names: Sequence[str], found: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
-    print(
-        "| loader | cold, s | cold, of dd | from disk, GB | warm, s | anonymous MB, cold and warm | result MB |"
-    )
+    print("| loader | cold, s | cold, of dd | from disk, GB | warm, s | anonymous MB, cold and warm | result MB |")
     print("|---|--:|--:|--:|--:|--:|--:|")
     for name in names:
         cold, warm = found.get((name, "cold"), []), found.get((name, "warm"), [])

@@ -3,12 +3,11 @@
 `python tests/bench/bench_load_parts.py --folder DIR [--rounds N] [--only slices opening streaming]`
 
 slices: a quarter of every matrix of one layer by rows, and by columns, cold; bytes that came from the disk
-(/proc/self/io) and bytes asked for, with hubshard and with the slices of safetensors.
+(/proc/self/io) relative to those asked for, with hubshard and with the slices of safetensors.
 opening: 100 shards, 10,000 tensors; seconds without imports until every shape is known.
 streaming: forwards (8 tokens, float32) of a model of about 1 GB with all layers on disk, warm: hubshard.offload with
-the budget of two layers, against transformers' disk offload; seconds per forward, most memory over that before
-(Anonymous and Rss of /proc/self/smaps_rollup, sampled every 20 ms in a forward of its own that is not timed), and
-whether logits are equal.
+the budget of two layers, against transformers' disk offload; median seconds of five forwards, most memory over that
+before (Anonymous and Rss of /proc/self/smaps_rollup, sampled every 20 ms in a forward of its own that is not timed).
 """
 
 from __future__ import annotations
