@@ -28,9 +28,13 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show shards, dtypes and tensors; reads the index and the header of each shard, no tensor."""
+    from hubshard.cli.progress import reporting
     from hubshard.lazy import open_checkpoint
 
-    with open_checkpoint(target, revision=revision, variant=variant, token=token) as checkpoint:
+    with (
+        reporting(quiet=True, events=None) as on_event,
+        open_checkpoint(target, revision=revision, variant=variant, token=token, on_event=on_event) as checkpoint,
+    ):
         overview = _overview(checkpoint)
     if as_json:
         echo_json(overview)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from hubshard.store.patience import Patience
 from hubshard.target import RepoTarget, parse_target
 
 __all__ = ["open_checkpoint"]
+
+_LOG = logging.getLogger("hubshard")
 
 
 def open_checkpoint(
@@ -53,7 +56,7 @@ def open_checkpoint(
         IncompleteError: shards without their index.
         IntegrityError: `verify` is set, and a file has another sha256.
     """
-    patience = Patience(on_retry=Operation("load", _name(source), on_event).retry)
+    op = Operation("load", _name(source), on_event)
     checkpoint = _open(
         source,
         revision=revision,
@@ -61,7 +64,7 @@ def open_checkpoint(
         subfolder=subfolder,
         token=token,
         endpoint=endpoint,
-        patience=patience,
+        op=op,
     )
     if verify:
         if checkpoint.manifest is None or checkpoint.store is None or checkpoint.at is None:
@@ -83,7 +86,7 @@ def _open(
     subfolder: str,
     token: str | bool | None,
     endpoint: str | None,
-    patience: Patience,
+    op: Operation,
 ) -> Checkpoint:
     if not isinstance(source, (str, os.PathLike)):
         if revision or variant or subfolder:
@@ -93,13 +96,26 @@ def _open(
     if isinstance(target, Path):
         return _checkpoint(open_target(target, revision=revision), subfolder, variant)
     try:
+        patience = Patience(on_retry=op.retry)
         opened = open_target(source, revision=revision, token=token, endpoint=endpoint, patience=patience)
-    except StoreError:  # no network: the newest that was fetched
-        cached = _from_cache(target, revision or target.revision or "main", subfolder, variant)
-        if cached is None:
-            raise
-        return cached
+    except StoreError as error:
+        return _without_network(error, target, revision or target.revision or "main", subfolder, variant, op)
     return _from_cache(target, opened.at.commit, subfolder, variant) or _checkpoint(opened, subfolder, variant)
+
+
+def _without_network(
+    error: StoreError, target: RepoTarget, revision: str, subfolder: str, variant: str | None, op: Operation
+) -> Checkpoint:
+    """The newest that was fetched, where nobody can say what is the newest of all."""
+    from hubshard.store.hub_errors import is_unreachable  # noqa: PLC0415  # the client is slow to import
+
+    cached = _from_cache(target, revision, subfolder, variant) if is_unreachable(error) else None
+    if cached is None:
+        raise error
+    warning = f"the server cannot be reached ({error}): using {cached.root}"
+    _LOG.warning(warning)
+    op.tell("warning", detail=warning)
+    return cached
 
 
 def _checkpoint(opened: Opened, subfolder: str, variant: str | None) -> Checkpoint:

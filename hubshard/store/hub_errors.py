@@ -23,7 +23,15 @@ from huggingface_hub.utils import httpx, parse_ratelimit_headers
 from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError, StoreError
 from hubshard.store.commit import BusyError
 
-__all__ = ["from_http", "is_revision_missing", "is_transient", "status_of", "translated", "understood"]
+__all__ = [
+    "from_http",
+    "is_revision_missing",
+    "is_transient",
+    "is_unreachable",
+    "status_of",
+    "translated",
+    "understood",
+]
 
 _SKEW_SECONDS = 120.0
 
@@ -141,6 +149,11 @@ def _retry_after(error: HfHubHTTPError) -> float | None:
         return float(limit.reset_in_seconds) + 1.0  # whole seconds, rounded down
     value = error.response.headers.get("Retry-After", "").strip()
     return float(value) if value.isdigit() else None
+
+
+def is_unreachable(error: HubshardError) -> bool:
+    """Whether no answer can be had from the Hub, now or at all: what is at hand may do instead."""
+    return (isinstance(error, StoreError) and error.retryable) or isinstance(error.__cause__, OfflineModeIsEnabled)
 
 
 def is_revision_missing(error: HubshardError) -> bool:

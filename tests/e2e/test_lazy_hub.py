@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hubshard.hubserver import Settings
+
 if TYPE_CHECKING:
-    from tests.conftest import Hub
+    from tests.conftest import Hub, StartHub
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -167,6 +169,36 @@ def test_a_model_in_the_cache_is_not_fetched_again_and_opens_without_a_network(
     assert moved == 0
     offline = module_hub.client(code, repo, home=tmp_path, env={"HF_HUB_OFFLINE": "1"})
     assert json.loads(offline.splitlines()[-1]) == [root, name]
+
+
+def test_a_cached_model_is_not_shown_to_those_whom_the_hub_refuses(start_hub: StartHub, tmp_path: Path) -> None:
+    hub = start_hub(Settings(tokens={"hf_owner": "org", "hf_left": "guest:read"}))
+    code = """
+    import sys, hubshard
+    from hubshard.errors import HubshardError
+    told = []
+    try:
+        with hubshard.open_checkpoint("org/secret", endpoint=sys.argv[1], on_event=told.append) as checkpoint:
+            print(len(checkpoint), [event.kind for event in told if event.kind != "retry"])
+    except HubshardError as error:
+        print(type(error).__name__)
+    """
+    make = """
+    import sys, numpy, hubshard
+    from safetensors.numpy import save_file
+    save_file({"a": numpy.ones(2, numpy.float32)}, sys.argv[1] + "/model.safetensors")
+    open(sys.argv[1] + "/config.json", "w").write("{}")
+    hubshard.push_to_hub(sys.argv[1], "org/secret", private=True)
+    hubshard.pull("org/secret")
+    """
+    (tmp_path / "model").mkdir()
+    home = tmp_path / "home"
+    hub.client(make, str(tmp_path / "model"), home=home, token="hf_owner")
+    assert hub.client(code, hub.url, home=home, token="hf_owner").split() == ["1", "[]"]
+    assert hub.client(code, hub.url, home=home, token="hf_left").strip() == "NotFoundError"
+    assert hub.client(code, hub.url, home=home, token="hf_wrong").strip() in {"NotFoundError", "StoreError"}
+    offline = hub.client(code, hub.url, home=home, token="hf_owner", env={"HF_HUB_OFFLINE": "1"})
+    assert offline.split() == ["1", "['warning']"]
 
 
 def test_half_a_model_in_the_cache_is_not_used(module_hub: Hub, repo: str, tmp_path: Path) -> None:
