@@ -7,7 +7,7 @@ slices: a quarter of every matrix of one layer by rows, and by columns, cold; by
 opening: 100 shards, 10,000 tensors; seconds without imports until every shape is known.
 streaming: forwards (8 tokens, float32) of a model of about 1 GB with all layers on disk, warm: hubshard.offload with
 the budget of two layers, against transformers' disk offload; median seconds of five forwards, most memory over that
-before (Anonymous and Rss of /proc/self/smaps_rollup, sampled every 20 ms in a forward of its own that is not timed).
+before the model was made (Anonymous and Rss of /proc/self/smaps_rollup, sampled every 20 ms in two forwards before).
 """
 
 from __future__ import annotations
@@ -60,22 +60,10 @@ m.report(count=len(shapes))
 """,
 }
 WATCH = """
-class Watch:
-    def __enter__(self):
-        self.done, self.base, self.peak = threading.Event(), self.look(), [0, 0]
-        self.thread = threading.Thread(target=self.watch)
-        self.thread.start()
-        return self
-    def look(self):
-        with open("/proc/self/smaps_rollup") as file:
-            table = dict(line.split(":") for line in file.read().splitlines()[1:])
-        return [int(table[key].split()[0]) * 1024 for key in ("Anonymous", "Rss")]
-    def watch(self):
-        while not self.done.wait(0.02):
-            self.peak = [max(p, now - b) for p, now, b in zip(self.peak, self.look(), self.base)]
-    def __exit__(self, *error):
-        self.done.set()
-        self.thread.join()
+def look():
+    with open("/proc/self/smaps_rollup") as file:
+        table = dict(line.split(":") for line in file.read().splitlines()[1:])
+    return [int(table[key].split()[0]) * 1024 for key in ("Anonymous", "Rss")]
 import transformers
 from accelerate import init_empty_weights
 config = transformers.AutoConfig.from_pretrained(folder)
@@ -85,19 +73,26 @@ small = transformers.AutoConfig.from_pretrained(folder)
 small.num_hidden_layers, small.vocab_size = 1, 64
 with torch.inference_mode():
     transformers.LlamaForCausalLM(small)(tokens % 64)
-del small
-def forwards(model, **more):
+base, peak, done = look(), [0, 0], threading.Event()
+def watch():
+    global peak
+    while not done.wait(0.02):
+        peak = [max(p, now - b) for p, now, b in zip(peak, look(), base)]
+def forwards(model):
+    thread = threading.Thread(target=watch)
+    thread.start()
     with torch.inference_mode():
         logits = model(tokens).logits
-        with Watch() as watch:
-            model(tokens)
+        model(tokens)
+        done.set()
+        thread.join()
         seconds = []
         for _ in range(5):
             start = time.perf_counter()
             model(tokens)
             seconds.append(time.perf_counter() - start)
-    torch.save(logits, sys.argv[2])
-    print(json.dumps({"s": sorted(seconds)[2], "anonymous": watch.peak[0], "rss": watch.peak[1], **more}))
+    Path(sys.argv[2]).write_bytes(logits.numpy().tobytes())
+    return {"s": sorted(seconds)[2], "anonymous": peak[0], "rss": peak[1]}
 """
 STREAMING = {
     "hubshard.offload, two layers": WATCH
@@ -107,19 +102,20 @@ with init_empty_weights():
     model = transformers.LlamaForCausalLM(config).eval()
 layer = sum(p.nbytes for p in model.model.layers[0].parameters())
 with hubshard.offload(model, folder, budget=max(2 * layer, 2 * model.lm_head.weight.nbytes)) as offloaded:
-    forwards(model, budget=offloaded.budget_bytes, held=offloaded.peak_bytes)
+    found = forwards(model)
+print(json.dumps(found | {"budget": offloaded.budget_bytes, "held": offloaded.peak_bytes}))
 """,
     "transformers, all layers on disk": WATCH
     + """
 device_map = {f"model.layers.{n}": "disk" for n in range(config.num_hidden_layers)}
 device_map |= {"model.embed_tokens": "disk", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "disk"}
 model = transformers.LlamaForCausalLM.from_pretrained(folder, device_map=device_map, offload_folder=sys.argv[3])
-forwards(model)
+print(json.dumps(forwards(model)))
 """,
     "the whole model in memory": WATCH
     + """
 model = transformers.LlamaForCausalLM.from_pretrained(folder)
-forwards(model)
+print(json.dumps(forwards(model)))
 """,
 }
 
@@ -168,7 +164,7 @@ def streaming(folder: Path, rounds: int) -> None:
     runs: dict[str, list[dict[str, Any]]] = {}
     for _ in range(rounds):
         for name, code in STREAMING.items():
-            found = measured(code, model, folder / f"{name}.pt", folder / "offloaded")
+            found = measured(code, model, folder / f"{name}.logits", folder / "offloaded")
             runs.setdefault(name, []).extend([found] if found else [])
     print(f"\n| forward of {nbytes / 1e9:.2f} GB, warm | s | anonymous MB | rss MB | budget MB | held MB |")
     print("|---|--:|--:|--:|--:|--:|")
@@ -176,8 +172,8 @@ def streaming(folder: Path, rounds: int) -> None:
         more = [f"{median(some, key) / 1e6:.0f}" if key in some[0] else "" for key in ("budget", "held")]
         memory = [f"{median(some, key) / 1e6:.0f}" for key in ("anonymous", "rss")]
         print(f"| {name} | {median(some, 's'):.2f} | {' | '.join(memory + more)} |")
-    files = [(folder / f"{name}.pt").read_bytes() for name in runs]
-    print(f"\nlogits of all three are equal: {len({hash(raw) for raw in files}) == 1}")
+    files = [(folder / f"{name}.logits").read_bytes() for name in runs]
+    print(f"\nlogits of all three are equal: {len(set(files)) == 1}")
 
 
 PARTS = {"slices": slices, "opening": opening, "streaming": streaming}
