@@ -9,12 +9,14 @@ power cut has torn out are fetched again. Bits that flipped are found by the has
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import struct
 import threading
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -72,19 +74,37 @@ class Part:
         Raises:
             StoreError: the disk refuses.
         """
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{name}.part"
         self.nbytes = nbytes
         self.count = -(-nbytes // PIECE_BYTES)
         self._map_path = folder / f"{name}.map"
         self._lock = threading.Lock()
-        crcs = self._read_map()
-        self._crcs = crcs or {}
-        self._data = os.open(self.path, _FLAGS, 0o666)
-        self._map = os.open(self._map_path, _FLAGS | os.O_APPEND, 0o666)
+        self._crcs: dict[int, int] = {}
+        with ExitStack() as stack, self._refused_by_disk():
+            folder.mkdir(parents=True, exist_ok=True)
+            crcs = self._read_map()
+            self._crcs = crcs or {}
+            self._data = os.open(self.path, _FLAGS, 0o666)
+            stack.callback(os.close, self._data)
+            self._map = os.open(self._map_path, _FLAGS | os.O_APPEND, 0o666)
+            stack.callback(os.close, self._map)
+            if crcs is None:
+                self._start()
+            stack.pop_all()
         self._is_open = True
-        if crcs is None:
-            self._start()
+
+    @contextmanager
+    def _refused_by_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                hint = f"the disk, or the system (`ulimit -f`), takes no file of {format_size(self.nbytes)}"
+            elif error.errno in {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}:
+                hint = f"free at least {format_size(self.nbytes - self.arrived_bytes)} there and run it again"
+            else:
+                hint = "see to the folder, or pull to another one"
+            raise StoreError(f"{self.path}: cannot write: {error.strerror or error}", hint=hint) from error
 
     def _read_map(self) -> dict[int, int] | None:
         """The pieces that have arrived, or None where the part must start anew."""
@@ -134,16 +154,11 @@ class Part:
             StoreError: the disk is full, or failed; names the file.
         """
         crc, offset = _checksum(data), self.span(piece)[0]
-        try:
+        with self._refused_by_disk():
             for buffer in data:
                 _pwrite(self._data, memoryview(buffer), offset, self._lock)
                 offset += len(buffer)
             os.write(self._map, _RECORD.pack(piece, crc))
-        except OSError as error:
-            raise StoreError(
-                f"{self.path}: cannot write: {error.strerror}",
-                hint=f"free at least {format_size(self.nbytes - self.arrived_bytes)} there and run it again",
-            ) from error
         with self._lock:
             self._crcs[piece] = crc
 

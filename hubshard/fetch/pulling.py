@@ -193,6 +193,13 @@ def _fetch(
     same = {content_id(entry): content[entry.path] for entry in seen.selection.files if entry.path in content}
     wanted = {content_id(entry): entry for entry in missing if content_id(entry) not in same}
     parts = layout.private / "parts"
+    try:
+        parts.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"{request.where}: {error.filename or parts}: {error.strerror}",
+            hint="pull to a folder that can be written to",
+        ) from error
     _check_space(parts, wanted, request)
     lock = threading.Lock()
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from hypothesis import given, settings
@@ -119,3 +122,29 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot write") as caught:
         part.write(0, [b"right"])
     assert str(part.path) in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="only POSIX limits the size of a file")
+def test_a_file_that_the_disk_cannot_hold_is_named_and_nothing_stays_open(tmp_path: Path) -> None:
+    code = f"""
+    import os, resource
+    from pathlib import Path
+    from hubshard.errors import StoreError
+    from hubshard.fetch.parts import Part
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    before = len(os.listdir("/dev/fd"))
+    try:
+        Part(Path({str(tmp_path)!r}), "name", 5000)
+    except StoreError as error:
+        print(error, error.hint, len(os.listdir("/dev/fd")) - before)
+    """
+    told = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True).stdout
+    assert f"{tmp_path}/name.part: cannot write: File too large" in told
+    assert "ulimit -f" in told
+    assert told.split()[-1] == "0"
+
+
+def test_a_folder_that_cannot_be_is_told_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(StoreError, match=r"file.*name.part: cannot write"):
+        Part(tmp_path / "file", "name", 5)

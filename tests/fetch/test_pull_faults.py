@@ -192,3 +192,13 @@ def test_at_most_two_pieces_per_thread_are_held(memory: ModuleType, make_layout:
     hub.put(files)
     assert memory.held(pull_from(hub, make_layout(), memory.request(workers=3))) == files
     assert 1 <= most <= 3
+
+
+def test_a_target_that_cannot_be_a_folder_is_told_by_name(memory: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    hub = memory.MemoryHub()
+    hub.put(memory.single(1, nbytes=10))
+    layout = FolderLayout(tmp_path / "file", "org/model", variant=None, on_event=ignore)
+    with pytest.raises((StoreError, NotADirectoryError), match="file"):
+        pull_from(hub, layout, memory.request())
+    assert (tmp_path / "file").read_text() == "no folder"
