@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ ISSUED_PREFIX = "hf_jwt_"
 """How tokens begin that the server itself issued for a limited time."""
 
 _ROLES = ("admin", "write", "read")
+_TOKEN = re.compile(r"[!-~]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class Accounts:
         secret: checks the tokens that the server issued itself.
 
     Raises:
-        FormatError: a role that does not exist.
+        FormatError: a role that does not exist, or a token that no client can send.
     """
 
     def __init__(
@@ -123,6 +125,12 @@ class Accounts:
             name.lower(): {member.strip().lower() for member in members.split(",")}
             for name, members in (organizations or {}).items()
         }
+        for token, spec in (tokens or {}).items():
+            if not _TOKEN.fullmatch(token):  # an empty one is most often a variable that is not set
+                raise FormatError(
+                    f"the token of {spec.partition(':')[0]!r} is empty, or holds a space or another character that no "
+                    "client can send"
+                )
         self._tokens = {token: self._parse(spec) for token, spec in (tokens or {}).items()}
 
     @property

@@ -133,3 +133,10 @@ def test_signed_claims_come_back() -> None:
 def test_forged_expired_and_malformed_claims_are_refused(token: str, what: str) -> None:
     with pytest.raises(jwt.JwtError, match=what):
         jwt.decode(token, SECRET)
+
+
+@pytest.mark.parametrize("token", ["", " ", "a b", "t\n", "t\u00fc"])
+def test_a_token_that_no_client_can_send_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(FormatError, match="token of 'alice'") as caught:
+        Accounts({"t-bob": "bob", token: "alice:read"}, None, SECRET)
+    assert not token.strip() or token not in str(caught.value)
