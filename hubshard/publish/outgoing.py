@@ -195,7 +195,7 @@ def from_store(
 def _kept_plan(source: SafetensorsSource, layout: Layout) -> ShardPlan | None:
     names = list(source.weight_files)
     expected = [shard_name(n, len(names), variant=layout.variant) for n in range(1, len(names) + 1)]
-    if layout.dtype or sorted(names) != expected:
+    if layout.dtype or sorted(names) != expected or not source.specs():
         return None
     in_file: dict[str, list[tuple[int, str]]] = {name: [] for name in expected}
     for piece in source.manifest.pieces:

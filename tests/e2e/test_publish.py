@@ -398,6 +398,11 @@ def _only_folders(folder: Path) -> object:
     return folder
 
 
+def _no_tensor(folder: Path) -> object:
+    save_file({}, folder / "model.safetensors")
+    return folder
+
+
 def _no_name(folder: Path) -> object:
     save_file({"a": np.zeros(4)}, folder / "model.safetensors")
     (folder / "notes .txt ").write_text("a Windows disk would drop the space")
@@ -432,6 +437,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no index": (_no_index, "index"),
     "a Git LFS pointer beside the weights": (_pointer_beside, "tokenizer.json"),
     "a name that is none everywhere": (_no_name, "notes .txt "),
+    "a file without tensors": (_no_tensor, "no tensor"),
     "a folder of folders": (_only_folders, "only folders"),
     "two files equal but for case": (_same_but_for_case, "otes.txt"),
 }
