@@ -18,8 +18,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import FormatError, NotFoundError
-from hubshard.events import OnEvent, ignore, operation
+from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.index import check_path
+from hubshard.lazy.adapters import Adapter, find_adapter
 from hubshard.lazy.checkpoint import Checkpoint
 from hubshard.lazy.opening import open_checkpoint
 from hubshard.protocols import Source
@@ -59,7 +60,8 @@ def from_pretrained(
 
     Args:
         source: what `open_checkpoint` takes, or an open checkpoint, which stays open. A `Source` without files needs
-            `config`.
+            `config`. Where an adapter lies there, and peft is installed, its model is loaded with it, as transformers
+            does.
         model_class: a model class, or one of the Auto classes; None for the first of the config's architectures.
         device_map: as transformers takes it, "auto" and "disk" included.
         dtype: "auto" for the config's, or else the stored one; else a torch dtype or its name.
@@ -77,33 +79,52 @@ def from_pretrained(
         FormatError: index and shards do not agree, or no class can be told from the config.
     """
     called = os.fspath(source) if isinstance(source, (str, os.PathLike)) else ""
-    with operation("load", called, on_event) as op, ExitStack() as stack:
+    where: dict[str, Any] = {"revision": revision, "subfolder": subfolder, "token": token, "endpoint": endpoint}
+    options: dict[str, Any] = {"model_class": model_class, "variant": variant, "trust_remote_code": trust_remote_code}
+    kw |= {"device_map": device_map, "dtype": dtype}
+    name, adapter_kwargs = kw.get("adapter_name", "default"), kw.get("adapter_kwargs")
+    with operation("load", called, on_event) as op:
+        adapter = find_adapter(source, **where)
+        if adapter and adapter.base is not None:
+            source, where = adapter.base, where | {"revision": None, "subfolder": ""}
+        loaded: Any = _load(source, where, kw, op, **options)
+        if adapter:
+            _adapt(loaded[0] if isinstance(loaded, tuple) else loaded, adapter, name, adapter_kwargs)
+        op.end()
+    model: PreTrainedModel = loaded
+    return model
+
+
+def _load(
+    source: Any,
+    where: Mapping[str, Any],
+    kw: dict[str, Any],
+    op: Operation,
+    *,
+    model_class: type[Any] | None,
+    variant: str | None,
+    trust_remote_code: bool,
+) -> Any:
+    with ExitStack() as stack:
         checkpoint = source if isinstance(source, Checkpoint) else None
         if checkpoint is None:
-            checkpoint = stack.enter_context(
-                open_checkpoint(
-                    source,  # type: ignore[arg-type]  # an open one was taken above
-                    revision=revision,
-                    variant=variant,
-                    subfolder=subfolder,
-                    token=token,
-                    endpoint=endpoint,
-                    on_event=op,
-                )
-            )
+            checkpoint = stack.enter_context(open_checkpoint(source, variant=variant, on_event=op, **where))
         op.start(checkpoint.nbytes)
         folder = stack.enter_context(_small_files(checkpoint, with_code=trust_remote_code))
         home = _Home(folder, _name(source, checkpoint), _config(folder), trust_remote_code=trust_remote_code)
-        kw |= {"device_map": device_map, "dtype": dtype}
         _check_disk(checkpoint, home, kw)
-        if _needs_files(checkpoint, home, device_map):
-            model: PreTrainedModel = _from_files(checkpoint, home, model_class, variant, kw)
+        if _needs_files(checkpoint, home, kw["device_map"]):
+            loaded = _from_files(checkpoint, home, model_class, variant, kw)
             op.tell("received", nbytes=checkpoint.nbytes)
-        else:
-            told = checkpoint.told(partial(op.tell, "received", ""))
-            model = _from_mapping(told, home, model_class, kw)
-        op.end()
-        return model
+            return loaded
+        told = checkpoint.told(partial(op.tell, "received", ""))
+        return _from_mapping(told, home, model_class, kw)
+
+
+def _adapt(model: Any, adapter: Adapter, name: str, adapter_kwargs: Any) -> None:
+    if name not in getattr(model, "peft_config", {}):  # where the files are local, transformers may have done it
+        with adapter.folder() as folder:
+            model.load_adapter(str(folder), adapter_name=name, adapter_kwargs=adapter_kwargs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,98 @@
+"""Adapters (PEFT) that lie where a model was asked for: on which model they stand, and their files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hubshard.errors import FormatError, StoreError
+from hubshard.store.opening import Opened, open_target
+from hubshard.target import RepoTarget, parse_target
+
+__all__ = ["Adapter", "find_adapter"]
+
+_CONFIG = "adapter_config.json"
+_BLOCK_BYTES = 4 * 2**20
+_FILES = (_CONFIG, "adapter_model.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter that was found.
+
+    Attributes:
+        base: the model that it stands on; None for the one in the same folder.
+        opened: where its files are.
+        prefix: of their paths there.
+        path: their folder on this machine, or None.
+    """
+
+    base: str | None
+    opened: Opened | None
+    prefix: str
+    path: Path | None
+
+    @contextmanager
+    def folder(self) -> Iterator[Path]:
+        """A folder with its files: its own, or one that is there as long as this lasts."""
+        if self.path is not None or self.opened is None:
+            yield self.path or Path()
+            return
+        with TemporaryDirectory(prefix="hubshard-") as scratch:
+            for entry in self.opened.store.list(self.opened.at):
+                if entry.path.removeprefix(self.prefix) in _FILES and entry.path.startswith(self.prefix):
+                    with (Path(scratch) / entry.path.removeprefix(self.prefix)).open("wb") as file:
+                        for block in self.opened.blocks(entry.path, entry.nbytes, block_bytes=_BLOCK_BYTES):
+                            file.write(block)
+            yield Path(scratch)
+
+
+def find_adapter(
+    source: object, *, revision: str | None, subfolder: str, token: str | bool | None, endpoint: str | None
+) -> Adapter | None:
+    """The adapter in a folder or repo, as transformers would take it: not without peft, which must load it.
+
+    A folder that holds a model too is that model with the adapter; a repo stands for the model that its adapter names.
+
+    Raises:
+        FormatError: its config names no model.
+    """
+    if find_spec("peft") is None or not isinstance(source, (str, os.PathLike)):
+        return None
+    target = parse_target(source if isinstance(source, str) else Path(source))
+    if not isinstance(target, RepoTarget):
+        folder = target / subfolder
+        if not (folder / _CONFIG).is_file():
+            return None
+        own = (folder / "config.json").is_file()
+        return Adapter(None if own else _base((folder / _CONFIG).read_bytes(), str(folder)), None, "", folder)
+    try:
+        opened = open_target(source, revision=revision, token=token, endpoint=endpoint)
+    except StoreError:  # no network: what is in the cache is a model
+        return None
+    prefix = f"{subfolder}/" if subfolder else ""
+    for entry in opened.store.list(opened.at):
+        if entry.path == prefix + _CONFIG:
+            raw = b"".join(bytes(block) for block in opened.blocks(entry.path, entry.nbytes, block_bytes=_BLOCK_BYTES))
+            return Adapter(_base(raw, target.repo_id), opened, prefix, None)
+    return None
+
+
+def _base(raw: bytes, where: str) -> str:
+    try:
+        config = json.loads(raw)
+    except ValueError as error:
+        raise FormatError(f"{where}: {_CONFIG} is no valid JSON: {error}") from error
+    base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+    if not isinstance(base, str) or not base:
+        raise FormatError(
+            f"{where}: {_CONFIG} names no model that the adapter stands on",
+            hint="load that model, then model.load_adapter(...)",
+        )
+    return base
