@@ -42,7 +42,7 @@ def rollback(
     to: str,
     revision: str = "main",
     expected_head: str | None = None,
-    token: str | None = None,
+    token: str | bool | None = None,
     endpoint: str | None = None,
     on_event: OnEvent = ignore,
 ) -> RolledBack:

@@ -64,8 +64,11 @@ class HubClient:
 
         Raises:
             FormatError: a token that no header can carry; it is not shown.
+            StoreError: there is no token, or the CI's identity cannot be exchanged for one.
         """
-        headers = dict(build_hf_headers(token=self.token(), library_name="hubshard"))
+        token, what = self.token(), "make the headers of a request"
+        with translated(what, self.repo), understood(what, self.repo):  # the client may ask the Hub for them
+            headers = dict(build_hf_headers(token=token, library_name="hubshard"))
         if not _AUTHORIZATION.fullmatch(headers.get("authorization", "Bearer -")):
             raise FormatError(
                 f"{self.repo}: the token is empty, or holds a space or another character that no token has",

@@ -70,7 +70,7 @@ def no_hub(request: pytest.FixtureRequest) -> Iterator[Answering]:
         thread.join()
 
 
-Verb = Callable[[Path, str, str | None], object]
+Verb = Callable[[Path, str, str | bool | None], object]
 VERBS: dict[str, Verb] = {
     "push_to_hub": lambda _, url, token: hubshard.push_to_hub(WEIGHTS, REPO, endpoint=url, token=token),
     "pull": lambda folder, url, token: hubshard.pull(REPO, local_dir=folder / "copy", endpoint=url, token=token),
@@ -90,6 +90,18 @@ def test_a_server_that_is_no_hub_is_told_at_once(tmp_path: Path, no_hub: Answeri
     assert REPO in str(caught.value)
     assert no_hub.requests == 1
     assert list(tmp_path.glob("*.safetensors")) == []
+
+
+@verbs
+def test_without_the_login_that_is_asked_for_there_is_one_error(
+    tmp_path: Path, hub: Hub, verb: Verb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    with pytest.raises(StoreError, match="token") as caught:
+        verb(tmp_path, hub.url, True)
+    assert not caught.value.retryable
+    assert "hf auth login" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("token", ["", f"{SECRET}\n", f" {SECRET}", f"{SECRET} x", f"{SECRET}\u00fc"])
