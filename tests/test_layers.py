@@ -21,9 +21,11 @@ LAYERS = {
     1: {"protocols", "manifest", "header", "index", "watch"},
     2: {"plan", "reads", "engine", "shardfile", "digests"},
     3: {"store", "sources"},
-    4: {"publish", "fetch", "lazy", "history", "convert", "report", "resume"},
-    5: {"cli", "integrations", "dcp"},
-    6: {"__init__", "__main__"},
+    4: {"steps"},
+    5: {"publish", "fetch", "lazy", "history", "convert", "report", "resume"},
+    6: {"dcp", "integrations", "promote"},
+    7: {"cli"},
+    8: {"__init__", "__main__"},
 }
 LEVEL_LAYERS = {0, 1, 2}
 APART = {"hubserver": 1}

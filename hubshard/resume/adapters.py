@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import FormatError
-from hubshard.resume import canonical
 from hubshard.resume.ranks import reading_ranks
+from hubshard.steps import canonical
 
 if TYPE_CHECKING:
     from datasets import IterableDataset

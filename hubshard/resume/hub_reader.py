@@ -1,6 +1,6 @@
 """Loading with PyTorch's distributed checkpoint (DCP), from a branch of the Hub, a local folder, or both.
 
-Interface: `torch.distributed.checkpoint.StorageReader`; format: `hubshard.resume.step`.
+Interface: `torch.distributed.checkpoint.StorageReader`; format: `hubshard.steps.step`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from hubshard.errors import FormatError, NotFoundError
-from hubshard.resume.canonical import decode, encode
-from hubshard.resume.places import (
+from hubshard.resume.planners import has_default_placing, place_value
+from hubshard.resume.torch_items import Destination, box_to_read, metadata_of
+from hubshard.steps.canonical import decode, encode
+from hubshard.steps.places import (
     BranchPlace,
     LocalPlace,
     OpenStep,
@@ -29,10 +31,8 @@ from hubshard.resume.places import (
     hub_store,
     refuse_id,
 )
-from hubshard.resume.planners import has_default_placing, place_value
-from hubshard.resume.reading import read_boxes
-from hubshard.resume.step import Step
-from hubshard.resume.torch_items import Destination, box_to_read, metadata_of
+from hubshard.steps.reading import read_boxes
+from hubshard.steps.step import Step
 
 if TYPE_CHECKING:
     from hubshard.store.hub_client import Token

@@ -1,6 +1,6 @@
 """Saving with PyTorch's distributed checkpoint (DCP), to a branch of the Hub, a local folder, or both.
 
-Interface: `torch.distributed.checkpoint.StorageWriter`; format: `hubshard.resume.step`.
+Interface: `torch.distributed.checkpoint.StorageWriter`; format: `hubshard.steps.step`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from torch.futures import Future
 
 from hubshard.errors import FormatError
 from hubshard.protocols import Buffer, Revision, Staged
-from hubshard.resume.canonical import decode
-from hubshard.resume.parts import FileReceipt, Part, PlannedFile, block_bytes_for, merge, plan_files
-from hubshard.resume.places import BranchPlace, check_places, hub_store, refuse_id
 from hubshard.resume.planners import encoded_value
-from hubshard.resume.step import MANIFEST_NAME, Step, TreePath, encode_step, step_folder
 from hubshard.resume.torch_items import part_to_write
-from hubshard.resume.writing import (
+from hubshard.sizes import parse_size
+from hubshard.sources.torch_value import TorchValue, torch_problem
+from hubshard.steps.canonical import decode
+from hubshard.steps.parts import FileReceipt, Part, PlannedFile, block_bytes_for, merge, plan_files
+from hubshard.steps.places import BranchPlace, check_places, hub_store, refuse_id
+from hubshard.steps.step import MANIFEST_NAME, Step, TreePath, encode_step, step_folder
+from hubshard.steps.writing import (
     PieceStream,
     check_newest,
     commit_step,
@@ -35,8 +37,6 @@ from hubshard.resume.writing import (
     write_local,
     write_manifest,
 )
-from hubshard.sizes import parse_size
-from hubshard.sources.torch_value import TorchValue, torch_problem
 from hubshard.store.commit import check_head
 from hubshard.tensors import Box
 

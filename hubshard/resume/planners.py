@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, 
 from torch.distributed.checkpoint.planner import SavePlanner as AnySavePlanner
 
 from hubshard.errors import FormatError
-from hubshard.resume.canonical import decode, encode
-from hubshard.resume.step import TreePath
+from hubshard.steps.canonical import decode, encode
+from hubshard.steps.step import TreePath
 
 __all__ = ["LoadPlanner", "SavePlanner", "encoded_value", "has_default_placing", "place_value"]
 

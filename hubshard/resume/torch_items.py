@@ -17,10 +17,10 @@ from torch.distributed.checkpoint.planner import ReadItem, WriteItem
 from hubshard.errors import FormatError
 from hubshard.header import check_spec
 from hubshard.reads import Copy
-from hubshard.resume.parts import Part
-from hubshard.resume.reading import copy_runs
-from hubshard.resume.step import Step
 from hubshard.sources.dtypes import TORCH_CODES
+from hubshard.steps.parts import Part
+from hubshard.steps.reading import copy_runs
+from hubshard.steps.step import Step
 from hubshard.tensors import Box, TensorSpec
 
 __all__ = ["Destination", "box_to_read", "metadata_of", "part_to_write"]

@@ -21,9 +21,9 @@ from typing import Any
 import psutil
 
 from hubshard.reads import plan_reads
-from hubshard.resume.parts import FileReceipt, Part, PlannedFile, block_bytes_for, merge, plan_files
-from hubshard.resume.reading import part_manifest
-from hubshard.resume.step import StepFile, decode_step, encode_step
+from hubshard.steps.parts import FileReceipt, Part, PlannedFile, block_bytes_for, merge, plan_files
+from hubshard.steps.reading import part_manifest
+from hubshard.steps.step import StepFile, decode_step, encode_step
 from hubshard.tensors import Box, TensorSpec
 
 SHAPES = [(8192, 1024), (8192, 3584), (28672, 1024), (8192,), (8191, 1023), (50257, 1024), (5000, 33)]

@@ -17,7 +17,7 @@ import pytest
 
 from hubshard.errors import FormatError, IntegrityError
 from hubshard.header import decode_header
-from hubshard.resume.step import decode_step, step_folder
+from hubshard.steps.step import decode_step, step_folder
 
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hubshard.resume.places import LocalPlace
+from hubshard.steps.places import LocalPlace
 
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from hubshard.errors import FormatError
-from hubshard.resume.columns import Column
+from hubshard.steps.columns import Column
 from hubshard.tensors import MAX_DIMENSIONS, Box
 
 __all__ = ["Tiling"]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from hubshard.disk import sync_folder, write_all
 from hubshard.errors import ConflictError, IntegrityError
 from hubshard.protocols import Buffer, Revision, Staged, Store
-from hubshard.resume.parts import FileReceipt, Part, PlannedFile
-from hubshard.resume.places import BranchPlace
-from hubshard.resume.step import MANIFEST_NAME, Step, StepFile, step_folder
+from hubshard.steps.parts import FileReceipt, Part, PlannedFile
+from hubshard.steps.places import BranchPlace
+from hubshard.steps.step import MANIFEST_NAME, Step, StepFile, step_folder
 from hubshard.store.local_stage import check_free_space
 from hubshard.tensors import Box
 

@@ -21,11 +21,11 @@ from hubshard.header import decode_header
 from hubshard.manifest import Extent
 from hubshard.protocols import Revision
 from hubshard.reads import Copy, plan_reads
-from hubshard.resume.columns import Column
-from hubshard.resume.parts import FileReceipt, Part, block_bytes_for, merge, plan_files
-from hubshard.resume.places import LocalPlace
-from hubshard.resume.reading import LOCAL, StepFolder, copy_runs, part_manifest, read_boxes
-from hubshard.resume.step import (
+from hubshard.steps.columns import Column
+from hubshard.steps.parts import FileReceipt, Part, block_bytes_for, merge, plan_files
+from hubshard.steps.places import LocalPlace
+from hubshard.steps.reading import LOCAL, StepFolder, copy_runs, part_manifest, read_boxes
+from hubshard.steps.step import (
     Placement,
     Step,
     StepFile,
@@ -35,8 +35,8 @@ from hubshard.resume.step import (
     step_folder,
     step_number,
 )
-from hubshard.resume.tiling import Tiling
-from hubshard.resume.writing import PieceStream, prepare_folder, write_local, write_manifest
+from hubshard.steps.tiling import Tiling
+from hubshard.steps.writing import PieceStream, prepare_folder, write_local, write_manifest
 from hubshard.store.local import LocalStore
 from hubshard.tensors import Box, TensorSpec
 
@@ -292,7 +292,7 @@ def test_a_manifest_of_a_later_version_says_so(tmp_path: Path) -> None:
 
 
 def test_a_manifest_with_huge_columns_is_refused_before_they_fill_the_memory() -> None:
-    from hubshard.resume.canonical import encode
+    from hubshard.steps.canonical import encode
 
     body = json.loads(encode_step(_one()))["step"]
     body["tilings"][0][1] = [[[0, 0, 2**60]]]
@@ -419,7 +419,7 @@ def test_folders_are_named_by_their_step() -> None:
 
 def test_the_step_format_is_read_and_written_without_torch_and_numpy() -> None:
     code = (
-        "import sys, hubshard.resume.places, hubshard.resume.writing, hubshard.resume.parts\n"
+        "import sys, hubshard.steps.places, hubshard.steps.writing, hubshard.steps.parts\n"
         "print([name for name in ('torch', 'numpy', 'huggingface_hub') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

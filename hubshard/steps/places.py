@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from hubshard.errors import FormatError, HubshardError, IncompleteError, IntegrityError, NotFoundError
 from hubshard.protocols import Entry, Reader, Revision
-from hubshard.resume.reading import LOCAL, REMOTE, StepFolder
-from hubshard.resume.step import MANIFEST_NAME, Step, decode_step, step_folder, step_number
+from hubshard.steps.reading import LOCAL, REMOTE, StepFolder
+from hubshard.steps.step import MANIFEST_NAME, Step, decode_step, step_folder, step_number
 from hubshard.store.local import LocalStore
 
 if TYPE_CHECKING:

@@ -37,9 +37,9 @@ from hubshard.errors import FormatError
 from hubshard.header import check_name
 from hubshard.index import check_case, check_path
 from hubshard.manifest import Extent, FileDigest, Manifest, Piece
-from hubshard.resume.canonical import decode, encode
-from hubshard.resume.columns import Column
-from hubshard.resume.tiling import Tiling
+from hubshard.steps.canonical import decode, encode
+from hubshard.steps.columns import Column
+from hubshard.steps.tiling import Tiling
 from hubshard.tensors import Box, TensorSpec, dtype_bits
 
 __all__ = [

@@ -17,9 +17,9 @@ from itertools import chain
 
 from hubshard.errors import FormatError
 from hubshard.header import MAX_WRITE_HEADER_BYTES, encode_header, entry_nbytes, header_nbytes
-from hubshard.resume.columns import Column
-from hubshard.resume.step import Placement, Step, StepFile, TreePath, piece_key
-from hubshard.resume.tiling import Tiling
+from hubshard.steps.columns import Column
+from hubshard.steps.step import Placement, Step, StepFile, TreePath, piece_key
+from hubshard.steps.tiling import Tiling
 from hubshard.tensors import Box, TensorSpec
 
 __all__ = ["FileReceipt", "Part", "PlannedFile", "block_bytes_for", "merge", "plan_files"]

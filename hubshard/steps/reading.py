@@ -11,7 +11,7 @@ from hubshard.errors import IntegrityError
 from hubshard.manifest import FileDigest, Manifest, Piece
 from hubshard.protocols import Reader, Revision
 from hubshard.reads import Copy, Read, plan_reads
-from hubshard.resume.step import Step, StepFile
+from hubshard.steps.step import Step, StepFile
 from hubshard.tensors import Box, TensorSpec
 
 __all__ = ["LOCAL", "REMOTE", "Pace", "StepFolder", "Take", "copy_runs", "part_manifest", "read_boxes"]

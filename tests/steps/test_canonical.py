@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubshard.errors import FormatError
-from hubshard.resume.canonical import MAX_DEPTH, decode, encode
+from hubshard.steps.canonical import MAX_DEPTH, decode, encode
 
 
 class Colour(enum.IntEnum):
