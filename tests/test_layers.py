@@ -35,15 +35,15 @@ KNOWN = set().union(*LAYERS.values()) | set(APART)
 
 THIRD_PARTY = {
     # who may import which package at all; "*" is everybody
-    "torch": {"sources/*", "lazy/*", "resume/*", "integrations/*", "dcp.py", "cli/demo_client.py"},
+    "torch": {"sources/*", "lazy/*", "resume/*", "integrations/*", "dcp.py", "cli/demo/client.py"},
     "numpy": {"sources/*", "lazy/*", "resume/*"},
-    "safetensors": {"sources/*", "lazy/*", "cli/demo_client.py"},
-    "transformers": {"sources/*", "lazy/*", "integrations/*", "cli/demo_client.py"},
+    "safetensors": {"sources/*", "lazy/*", "cli/demo/client.py"},
+    "transformers": {"sources/*", "lazy/*", "integrations/*", "cli/demo/client.py"},
     "accelerate": {"lazy/*", "integrations/*"},
     "torchdata": {"resume/adapters.py"},
     "datasets": {"resume/adapters.py"},
     "deepspeed": {"integrations/*"},
-    "huggingface_hub": {"store/hub*.py", "fetch/hub.py", "cli/demo_client.py"},
+    "huggingface_hub": {"store/hub*.py", "fetch/hub.py", "cli/demo/client.py"},
     "hf_xet": {"store/hub*.py"},
     "typer": {"cli/*"},
     "rich": {"cli/*"},

@@ -13,7 +13,7 @@ import typer
 
 from hubshard import __version__
 from hubshard.cli.check import diff, verify
-from hubshard.cli.demo import demo
+from hubshard.cli.demo.command import demo
 from hubshard.cli.hub import hub
 from hubshard.cli.inspect import inspect
 from hubshard.cli.publish import publish

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hubshard.cli.demo_model import fetch_minilm
+from hubshard.cli.demo.model import fetch_minilm
 from hubshard.errors import FormatError
 from hubshard.lazy import from_pretrained, load_into, offload, open_checkpoint
 

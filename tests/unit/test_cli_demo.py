@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from hubshard.cli.demo_model import nudge, random_llama
-from hubshard.cli.demo_run import _check, _repo_name, _same
+from hubshard.cli.demo.model import nudge, random_llama
+from hubshard.cli.demo.run import _check, _repo_name, _same
 from hubshard.errors import IntegrityError
 from hubshard.lazy import open_checkpoint
 from hubshard.target import check_repo_id

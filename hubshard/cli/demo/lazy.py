@@ -1,6 +1,6 @@
 """Open a repo lazily and hash each tensor from ranged reads; the demo runs this as a program of its own.
 
-Usage: `python -m hubshard.cli.demo_lazy TARGET`; prints JSON: SHA-256 per tensor.
+Usage: `python -m hubshard.cli.demo.lazy TARGET`; prints JSON: SHA-256 per tensor.
 """
 
 from __future__ import annotations

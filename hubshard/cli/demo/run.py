@@ -14,8 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from hubshard.cli.demo_model import DemoModel, fetch_minilm, nudge, random_llama
-from hubshard.cli.demo_world import World, demo_hub
+from hubshard.cli.demo.model import DemoModel, fetch_minilm, nudge, random_llama
+from hubshard.cli.demo.world import World, demo_hub
 from hubshard.cli.tables import print_table
 from hubshard.errors import IntegrityError
 from hubshard.lazy import open_checkpoint
