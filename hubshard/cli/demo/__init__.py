@@ -1,0 +1,1 @@
+"""`hubshard demo`, and the programs that it starts."""
