@@ -5,11 +5,12 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
-from hubshard.errors import NotFoundError
+from hubshard.errors import FormatError, NotFoundError
 from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.protocols import Entry, Revision, Staged
 from hubshard.store.commit import check_head
 from hubshard.store.hub import HubStore
+from hubshard.store.hub_client import Token
 from hubshard.store.patience import Patience
 
 __all__ = ["RolledBack", "rollback"]
@@ -42,7 +43,7 @@ def rollback(
     to: str,
     revision: str = "main",
     expected_head: str | None = None,
-    token: str | bool | None = None,
+    token: Token = None,
     endpoint: str | None = None,
     on_event: OnEvent = ignore,
 ) -> RolledBack:
@@ -60,6 +61,7 @@ def rollback(
         on_event: is told of each step.
 
     Raises:
+        FormatError: a revision without a name.
         NotFoundError: no such repo, branch or revision.
         ConflictError: the branch moved meanwhile, or is not at `expected_head`.
         StoreError: a large file of that revision was deleted for good; nothing was changed.
@@ -94,6 +96,8 @@ def rollback(
 
 
 def _revision(store: HubStore, name: str) -> Revision:
+    if not name.strip():
+        raise FormatError("an empty text is no revision", hint="name a branch, a tag or a commit")
     found = store.head(name)
     if found is None:
         raise NotFoundError(f"{store.repo_id} has no revision {name!r}", hint="see its branches, tags and commits")

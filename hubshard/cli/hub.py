@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from hubshard.cli.common import Json, echo_json, interruptible
-from hubshard.errors import NotFoundError
 from hubshard.sizes import format_size
 
 __all__ = ["hub"]
@@ -68,8 +67,6 @@ def gc(
     """Remove what no repo can reach any more; safe beside a running server."""
     from hubshard.hubserver import gc as collect
 
-    if not root.is_dir():
-        raise NotFoundError(f"{root} does not exist", hint="give the directory of `hubshard hub serve --root`")
     report = collect(root, grace_hours * 3600)
     if as_json:
         echo_json(asdict(report))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -103,6 +104,8 @@ def _layout(
     repo_id: str, local_dir: str | Path | None, cache_dir: str | Path | None, variant: str | None, on_event: OnEvent
 ) -> Layout:
     if local_dir is not None:
+        if not os.fspath(local_dir):
+            raise FormatError("local_dir is empty", hint="name a directory, or leave it out for the cache")
         if cache_dir is not None:
             raise FormatError("local_dir and cache_dir: only one of them can be the target")
         return FolderLayout(Path(local_dir).expanduser(), repo_id, variant=variant, on_event=on_event)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from hubshard.errors import StoreError
+from hubshard.errors import NotFoundError, StoreError
 from hubshard.hubserver.app import SCHEMAS, create_app
 from hubshard.hubserver.gc import GcReport, collect
-from hubshard.hubserver.state import Settings, open_state
+from hubshard.hubserver.state import DATABASE_NAME, Settings, open_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -125,7 +125,12 @@ def gc(root: Path, grace_seconds: float) -> GcReport:
     Args:
         root: the directory of a server.
         grace_seconds: how long uploads that no commit names are spared.
+
+    Raises:
+        NotFoundError: no server ever ran there.
     """
+    if not (root / DATABASE_NAME).is_file():
+        raise NotFoundError(f"{root} holds no Hub", hint="give the directory of `hubshard hub serve --root`")
     state = open_state(root, schemas=SCHEMAS)
     try:
         return collect(state, grace_seconds=grace_seconds)

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["HubState", "Settings", "open_state"]
+__all__ = ["DATABASE_NAME", "HubState", "Settings", "open_state"]
+
+DATABASE_NAME = "hub.sqlite3"
+"""The file whose presence makes a directory that of a server."""
 
 _WORKERS = 16
 
@@ -95,7 +98,7 @@ def open_state(root: Path, settings: Settings | None = None, *, schemas: Sequenc
     """
     chosen = settings or Settings()
     root.mkdir(parents=True, exist_ok=True)
-    db = Database(root / "hub.sqlite3", schemas)
+    db = Database(root / DATABASE_NAME, schemas)
     secret = _secret(db)
     return HubState(
         root=root,

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from hubshard.engine import run
 from hubshard.manifest import Piece
@@ -13,6 +14,9 @@ from hubshard.reads import plan_reads
 from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.store.opening import Opened, open_target
 from hubshard.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from hubshard.store.hub_client import Token
 
 __all__ = ["Difference", "diff"]
 
@@ -53,7 +57,7 @@ def diff(
     b: str | os.PathLike[str],
     *,
     variant: str | None = None,
-    token: str | bool | None = None,
+    token: Token = None,
     endpoint: str | None = None,
 ) -> Difference:
     """Compare two checkpoints: by headers, then by the hashes of their files, then, where those do not tell, by bytes.

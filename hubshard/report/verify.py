@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hubshard.digests import can_verify, content_id, new_hash
 from hubshard.engine import run
@@ -13,6 +14,9 @@ from hubshard.protocols import Entry
 from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.store.opening import Opened, open_target
 from hubshard.store.patience import Patience
+
+if TYPE_CHECKING:
+    from hubshard.store.hub_client import Token
 
 __all__ = ["Problem", "Verification", "verify"]
 
@@ -65,7 +69,7 @@ def verify(
     against: str | os.PathLike[str] | None = None,
     revision: str | None = None,
     variant: str | None = None,
-    token: str | bool | None = None,
+    token: Token = None,
     endpoint: str | None = None,
     on_event: OnEvent = ignore,
 ) -> Verification:

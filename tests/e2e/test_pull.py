@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hubshard
-from hubshard.errors import IncompleteError, NotFoundError
+from hubshard.errors import FormatError, IncompleteError, NotFoundError
 from hubshard.events import Event
 
 if TYPE_CHECKING:
@@ -164,6 +164,11 @@ def test_with_the_server_gone_what_is_complete_is_used_and_what_is_not_is_refuse
     (snapshot / "config.json").resolve().write_text("{}")
     with pytest.raises(IncompleteError, match=r"config\.json"):
         pull(hub, cache_dir=tmp_path / "cache")
+
+
+def test_an_empty_directory_name_is_not_the_current_one(hub: Hub) -> None:
+    with pytest.raises(FormatError, match="local_dir"):
+        pull(hub, local_dir="")
 
 
 @pytest.mark.parametrize(("repo", "revision"), [("org/nothing", None), ("org/model", "v9")])

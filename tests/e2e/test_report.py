@@ -13,7 +13,7 @@ from huggingface_hub.hf_api import RepoFile
 from safetensors.numpy import save_file
 
 import hubshard
-from hubshard.errors import ConflictError, NotFoundError
+from hubshard.errors import ConflictError, FormatError, NotFoundError
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -155,6 +155,8 @@ def test_a_rollback_shows_the_old_tree_and_sends_no_weights(lab: Lab) -> None:
 def test_a_rollback_needs_a_revision_and_the_expected_head(lab: Lab) -> None:
     with pytest.raises(NotFoundError, match="no-such"):
         lab.rollback(to="no-such")
+    with pytest.raises(FormatError, match="empty"):
+        lab.rollback(to="")
     second = lab.push(weights(1))
     with pytest.raises(ConflictError, match=str(second.commit)):
         lab.rollback(to=lab.first.commit, expected_head=lab.first.commit)

@@ -135,8 +135,11 @@ def test_ctrl_c_exits_with_130_and_one_line() -> None:
     assert done.stdout == ""
 
 
-def test_gc_of_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    done = _hubshard("hub", "gc", "--root", str(tmp_path / "nothing"))
-    assert done.returncode == 1
-    assert "nothing does not exist" in done.stderr
+def test_gc_of_a_directory_that_holds_no_hub_is_an_error_and_makes_none(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("nothing", "folder"):
+        done = _hubshard("hub", "gc", "--root", str(tmp_path / name))
+        assert done.returncode == 1
+        assert f"{name} holds no Hub" in done.stderr
     assert not (tmp_path / "nothing").exists()
+    assert not list((tmp_path / "folder").iterdir())
