@@ -6,11 +6,12 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
+from urllib.parse import urlsplit
 
 from hubshard.errors import FormatError
 from hubshard.messages import brief
 
-__all__ = ["RepoTarget", "check_ref_name", "check_repo_id", "parse_target"]
+__all__ = ["RepoTarget", "check_endpoint", "check_ref_name", "check_repo_id", "parse_target"]
 
 _SCHEME = "hf://"
 _NAME = r"\w(?:[\w.-]{0,94}\w)?"
@@ -102,3 +103,22 @@ def check_repo_id(repo_id: str) -> str:
             hint="write it as org/name: letters, digits, '-', '_' and '.', each at most 96 of them",
         )
     return repo_id
+
+
+def check_endpoint(url: str) -> str:
+    """The URL of a Hub, without a slash at its end.
+
+    Raises:
+        FormatError: it is no URL of a server.
+    """
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets without an address, a port that is none
+        is_usable = False
+    if not is_usable:
+        raise FormatError(
+            f"{url!r} is no URL of a Hub",
+            hint="write it as https://huggingface.co: as `endpoint`, or in the environment as HF_ENDPOINT",
+        )
+    return url.rstrip("/")

@@ -21,6 +21,7 @@ from hubshard.cli.pull import pull
 from hubshard.cli.rollback import rollback
 from hubshard.errors import HubshardError
 from hubshard.messages import one_line
+from hubshard.target import check_endpoint
 
 __all__ = ["app", "main"]
 
@@ -58,6 +59,8 @@ def options(
     ] = False,
 ) -> None:
     """Publish models to the Hugging Face Hub in shards, pull them back, look into them."""
+    if "HF_ENDPOINT" in os.environ:
+        check_endpoint(os.environ["HF_ENDPOINT"])  # huggingface_hub's import fails with a traceback on some
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 from hubshard.errors import FormatError
 from hubshard.store.hub_errors import translated, understood
 from hubshard.store.patience import Patience
-from hubshard.target import check_repo_id
+from hubshard.target import check_endpoint, check_repo_id
 
 __all__ = ["HubClient", "Token", "quoted", "without_token"]
 
@@ -46,7 +46,7 @@ class HubClient:
             raise FormatError(f"{repo_type!r} is no type of repo", hint="one of model, dataset, space")
         self.repo_id = check_repo_id(repo_id)
         self.repo_type = repo_type
-        self.endpoint = _checked_endpoint(endpoint or constants.ENDPOINT)
+        self.endpoint = check_endpoint(endpoint or constants.ENDPOINT)
         self.patience = patience or Patience()
         self._token = token
 
@@ -164,20 +164,6 @@ class HubClient:
             if following is None:
                 return
             response = self.send("GET", following, what)
-
-
-def _checked_endpoint(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets without an address, a port that is none
-        is_usable = False
-    if not is_usable:
-        raise FormatError(
-            f"{url!r} is no URL of a Hub",
-            hint="write it as https://huggingface.co: as `endpoint`, or in the environment as HF_ENDPOINT",
-        )
-    return url.rstrip("/")
 
 
 def without_token(headers: Mapping[str, str]) -> dict[str, str]:

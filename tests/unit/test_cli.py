@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -14,9 +17,18 @@ from hubshard.header import encode_header
 from hubshard.tensors import TensorSpec
 
 
-def _hubshard(*arguments: str, code: str = "from hubshard.cli import main; main()") -> subprocess.CompletedProcess[str]:
+def _hubshard(
+    *arguments: str,
+    code: str = "from hubshard.cli import main; main()",
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, encoding="utf-8", check=False
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+        env={**os.environ, **environment},
     )
 
 
@@ -77,6 +89,14 @@ def test_a_known_error_is_one_line_and_a_hint_without_a_traceback(tmp_path: Path
     assert error.startswith("Error: ")
     assert "nothing" in error
     assert hint.startswith("Hint: ")
+
+
+@pytest.mark.parametrize("endpoint", ["http://[bad", "hub.local", "http://host:none"])
+def test_an_endpoint_that_is_no_url_is_one_line(endpoint: str, tmp_path: Path) -> None:
+    done = _hubshard("pull", "org/name", "--local-dir", str(tmp_path / "here"), environment={"HF_ENDPOINT": endpoint})
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == f"Error: {endpoint!r} is no URL of a Hub"
+    assert not (tmp_path / "here").exists()
 
 
 def test_a_pickled_file_is_refused_by_name(tmp_path: Path) -> None:
