@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import FormatError
-from hubshard.lazy.distributed_box import Cut, part_of
 from hubshard.lazy.matching import Slot
 from hubshard.lazy.torch_dtypes import code_of
+from hubshard.sources.distributed_box import Cut, part_of
 from hubshard.tensors import Box, TensorSpec
 
 if TYPE_CHECKING:

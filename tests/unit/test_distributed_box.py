@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from hubshard.lazy.distributed_box import Cut, part_of
+from hubshard.sources.distributed_box import Cut, part_of, runs_of
 
 torch = pytest.importorskip("torch")
 placements = pytest.importorskip("torch.distributed.tensor.placement_types")
@@ -33,7 +33,9 @@ def test_strided_cuts_leave_what_torch_leaves_or_are_no_single_run(length: int) 
         for one, other in product(range(data), range(model)):
             pieces, _ = strided._split_tensor(torch.arange(length), data, with_padding=False, contiguous=False)
             wanted = chunk(pieces[one].tolist(), model, other)
-            found = part_of(length, [Cut(data, one, model), Cut(model, other)])
+            cuts = [Cut(data, one, model), Cut(model, other)]
+            assert [position for run in runs_of(length, cuts) for position in run] == wanted
+            found = part_of(length, cuts)
             if found is None:
                 assert wanted != list(range(wanted[0], wanted[0] + len(wanted)))
             else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Cut", "part_of"]
+__all__ = ["Cut", "part_of", "runs_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,15 @@ class Cut:
 
 def part_of(length: int, cuts: Iterable[Cut]) -> range | None:
     """The positions of a dimension of `length` that are left after all cuts; None where they are not in one run."""
-    runs: Sequence[range] = [range(length)]
+    runs = runs_of(length, cuts)
+    if not runs:
+        return range(0)
+    return runs[0] if len(runs) == 1 else None
+
+
+def runs_of(length: int, cuts: Iterable[Cut]) -> Sequence[range]:
+    """The positions of a dimension of `length` that are left after all cuts, in runs, in the order they are held in."""
+    runs: Sequence[range] = [range(length)] if length else []
     for cut in cuts:
         total = sum(map(len, runs))
         taken: list[range] = []
@@ -39,9 +47,7 @@ def part_of(length: int, cuts: Iterable[Cut]) -> range | None:
             if cut.coordinate < len(mine):
                 taken += _slice(runs, *mine[cut.coordinate])
         runs = _joined(taken)
-    if not runs:
-        return range(0)
-    return runs[0] if len(runs) == 1 else None
+    return runs
 
 
 def _chunks(start: int, stop: int, parts: int) -> Iterator[tuple[int, int]]:
