@@ -14,7 +14,7 @@ from hubshard.reads import Copy, Read, plan_reads
 from hubshard.steps.step import Step, StepFile
 from hubshard.tensors import Box, TensorSpec
 
-__all__ = ["LOCAL", "REMOTE", "Pace", "StepFolder", "Take", "copy_runs", "part_manifest", "read_boxes"]
+__all__ = ["LOCAL", "REMOTE", "Pace", "StepFolder", "Take", "check_blocks", "copy_runs", "part_manifest", "read_boxes"]
 
 _MIB = 2**20
 
@@ -128,6 +128,29 @@ def copy_runs(copy: Copy, raw: memoryview, into: memoryview) -> None:
         into[target : target + nbytes] = raw[source : source + nbytes]
 
 
+def check_blocks(folder: StepFolder, file: StepFile, first: int, raw: memoryview) -> None:
+    """Compare whole blocks with their hashes.
+
+    Args:
+        folder: for the error.
+        file: whose.
+        first: number of the first block.
+        raw: the blocks, one after the other.
+
+    Raises:
+        IntegrityError: one is not as it was saved: names file and block.
+    """
+    for number, start in enumerate(range(0, raw.nbytes, file.block_bytes), start=first):
+        block = raw[start : start + file.block_bytes]
+        if not file.is_block(number, block):
+            begin = number * file.block_bytes
+            raise IntegrityError(
+                f"{folder.where}/{file.name}: block {number} (bytes {begin} to {begin + block.nbytes}) is not as it "
+                "was saved",
+                hint="restore an older step",
+            )
+
+
 def _jobs(reads: Sequence[Read], pace: Pace) -> Iterator[list[Read]]:
     job: list[Read] = []
     nbytes = 0
@@ -176,18 +199,6 @@ class _Blocks:
         if new.nbytes:
             self._folder.read(self._file.name, first * size, end, new)
             self.nbytes_read += new.nbytes
-            self._check(first, new)
+            check_blocks(self._folder, self._file, first, new)
         self._last = (after - 1, bytes(view[(after - 1) * size - begin :]))
         return view[start - begin : stop - begin]
-
-    def _check(self, first: int, raw: memoryview) -> None:
-        size = self._file.block_bytes
-        for start in range(0, raw.nbytes, size):
-            number = first + start // size
-            block = raw[start : start + size]
-            if not self._file.is_block(number, block):
-                raise IntegrityError(
-                    f"{self._folder.where}/{self._file.name}: block {number} (bytes {number * size} to "
-                    f"{number * size + block.nbytes}) is not as it was saved",
-                    hint="restore an older step",
-                )

@@ -17,9 +17,12 @@ from hubshard.plan import plan_shards
 from hubshard.shardfile import stream_shard
 from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.sources.state_dict import StateDictSource
+from hubshard.steps.places import LocalPlace
+from hubshard.steps.source import StepSource
 from hubshard.store.hub import HubStore
 from hubshard.store.local import LocalStore
 from hubshard.tensors import Box, TensorSpec
+from tests.steps.saving import save_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -205,6 +208,15 @@ class TestShardsOnAHub(SourceContract):
         ]
         at = store.commit("main", parent=store.head("main"), add=staged, remove=[], message="shards", publish_id="1")
         return SafetensorsSource(store, at)
+
+
+class TestStepOfThreeRanks(SourceContract):
+    """Tensors cut along their first, their last or no dimension; tied names are recorded."""
+
+    def make(self, arrays: Arrays, folder: Path) -> Source:
+        tensors = {f"model.{name}": (CODES[array.dtype.name], array) for name, array in arrays.items()}
+        save_step(folder, tensors, world=3, scalars={"values.model": ({"aliases": TIED},)})
+        return StepSource(LocalPlace(folder).open(1))
 
 
 def _sharded(arrays: Arrays) -> dict[str, bytes]:
