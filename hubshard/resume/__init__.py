@@ -9,12 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hubshard.resume.branch import ResumeBranch
     from hubshard.resume.loader import ResumableLoader
     from hubshard.resume.sampler import ResumableSampler
+    from hubshard.resume.train_state import TrainState
 
-__all__ = ["ResumableLoader", "ResumableSampler"]
+__all__ = ["ResumableLoader", "ResumableSampler", "TrainState"]
 
-_HOME = {"ResumableLoader": "hubshard.resume.loader", "ResumableSampler": "hubshard.resume.sampler"}
+_HOME = {
+    "ResumableLoader": "hubshard.resume.loader",
+    "ResumableSampler": "hubshard.resume.sampler",
+    "TrainState": "hubshard.resume.train_state",
+}
 """The module that each name comes from."""
 
 
