@@ -43,6 +43,7 @@ def rollback(
     to: str,
     revision: str = "main",
     expected_head: str | None = None,
+    message: str | None = None,
     token: Token = None,
     endpoint: str | None = None,
     on_event: OnEvent = ignore,
@@ -56,6 +57,7 @@ def rollback(
         to: branch, tag or commit whose tree is wanted.
         revision: the branch that moves.
         expected_head: commit that the branch must be at.
+        message: title of the commit.
         token: as in huggingface_hub.
         endpoint: of the Hub.
         on_event: is told of each step.
@@ -79,7 +81,7 @@ def rollback(
             op.end(head.commit)
             return RolledBack(head.commit, store.url_of(head), (), (), 0, changed=False)
         staged = [_staged(store, goal, entry, revision, op) for entry in differing]
-        title = f"Roll back to {goal.commit[:8]}" + ("" if to == goal.commit else f" ({to})")
+        title = message or f"Roll back to {goal.commit[:8]}" + ("" if to == goal.commit else f" ({to})")
         commit = store.commit(
             revision, parent=head, add=staged, remove=removed, message=title, publish_id=uuid.uuid4().hex
         )

@@ -20,6 +20,7 @@ def rollback(
     to: Annotated[str, typer.Option(help="Branch, tag or commit whose files are wanted again.")],
     revision: Annotated[str, typer.Option(help="The branch that gets them.")] = "main",
     expected_head: Annotated[str | None, typer.Option(help="Refuse unless the branch is at this commit.")] = None,
+    message: Annotated[str | None, typer.Option("--commit-message", "--message", "-m", help="Title.")] = None,
     token: Token = None,
     as_json: Json = False,
     events: Events = None,
@@ -29,7 +30,15 @@ def rollback(
     from hubshard.history import rollback as run
 
     with reporting(quiet=as_json, events=events) as on_event:
-        done = run(repo, to=to, revision=revision, expected_head=expected_head, token=token, on_event=on_event)
+        done = run(
+            repo,
+            to=to,
+            revision=revision,
+            expected_head=expected_head,
+            message=message,
+            token=token,
+            on_event=on_event,
+        )
     if as_json:
         echo_json(asdict(done))
     elif not done.changed:
