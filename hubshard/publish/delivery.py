@@ -1,0 +1,218 @@
+"""Bringing what is to be published to its repo: stage, commit once, verify, tag."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError
+from hubshard.events import OnEvent, ignore, operation
+from hubshard.plan import ShardPlan
+from hubshard.protocols import Revision
+from hubshard.publish.outgoing import Outgoing
+from hubshard.publish.scratch import Scratch, scratch_in
+from hubshard.publish.sending import LARGE_FILE_BYTES
+from hubshard.publish.session import Session
+from hubshard.sizes import parse_size
+from hubshard.store.commit import check_head
+from hubshard.store.hub import HubStore
+from hubshard.store.hub_client import Token
+from hubshard.store.patience import Patience
+from hubshard.target import check_ref_name
+
+__all__ = ["Collect", "Delivery", "Published", "deliver"]
+
+_LOG = logging.getLogger("hubshard")
+_PULL_REQUEST = re.compile(r"refs/pr/[1-9][0-9]*")
+
+Collect = Callable[[Patience], Outgoing]
+"""Finds out what is to be published; nothing was written yet."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a publish did.
+
+    Attributes:
+        commit: the commit that shows it, or None after a dry run.
+        url: of that commit, or None.
+        pr_url: of the pull request, where one was asked for.
+        tag: the tag that names it, or None.
+        plan: which tensor is in which shard.
+        changed: False where the repo already held all of it.
+        total_bytes: bytes of all files.
+        sent_bytes: bytes of content that crossed the network, those of failed attempts included.
+        skipped_bytes: bytes of files that were not sent, since the Hub held them.
+        deduplicated_bytes: bytes of files that were sent which did not cross the network: the Hub knew them, or they
+            went compressed.
+        retries: of requests, files and commits.
+        seconds: that it took.
+        deleted: files that the commit removed.
+    """
+
+    commit: str | None
+    url: str | None
+    pr_url: str | None
+    tag: str | None
+    plan: ShardPlan
+    changed: bool
+    total_bytes: int
+    sent_bytes: int = 0
+    skipped_bytes: int = 0
+    deduplicated_bytes: int = 0
+    retries: int = 0
+    seconds: float = 0.0
+    deleted: tuple[str, ...] = ()
+
+    @property
+    def shards(self) -> int:
+        """How many weight files it has."""
+        return len(self.plan.shards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """Where to, and how; see `push_to_hub` for each.
+
+    Raises:
+        FormatError: what cannot be done as asked, such as a tag on a pull request.
+    """
+
+    repo_id: str
+    revision: str
+    tag: str | None
+    move_tag: bool
+    private: bool | None
+    create_pr: bool
+    expected_head: str | None
+    message: str | None
+    staging: Literal["branch", "none"]
+    staging_batch_size: int | str
+    scratch: str | Path | None
+    dry_run: bool
+    token: Token
+    endpoint: str | None
+    max_retries: int
+    stall_seconds: float
+    on_event: OnEvent
+
+    def __post_init__(self) -> None:
+        parse_size(self.staging_batch_size)
+        if self.create_pr and self.tag:
+            raise FormatError(
+                "a pull request cannot be tagged: it has no commit on the branch yet", hint="tag it after the merge"
+            )
+        if self.tag is not None:
+            check_ref_name(self.tag, "tag")
+        if not _PULL_REQUEST.fullmatch(self.revision):
+            check_ref_name(self.revision, "branch")
+
+    @property
+    def batch_bytes(self) -> int | None:
+        """How much may wait for a commit on the staging branch; None for no such branch."""
+        return parse_size(self.staging_batch_size) if self.staging == "branch" else None
+
+
+def deliver(to: Delivery, collect: Collect) -> Published:
+    """Publish, in one commit that readers see whole or not at all.
+
+    Raises:
+        HubshardError: see `push_to_hub`.
+    """
+    with operation("publish", to.repo_id, to.on_event) as op, ExitStack() as stack:
+        patience = Patience(to.max_retries, to.stall_seconds, op.retry)
+        outgoing = collect(patience)
+        for note in outgoing.notes:
+            if to.on_event is ignore:
+                _LOG.warning(note)
+            op.tell("warning", detail=note)
+        op.start(outgoing.nbytes, to.revision)
+        if to.dry_run:
+            op.end("a dry run")
+            return Published(None, None, None, None, outgoing.plan, changed=False, total_bytes=outgoing.nbytes)
+        disk = None if to.scratch is None else stack.enter_context(_scratch(Path(to.scratch), outgoing))
+        store = HubStore(to.repo_id, token=to.token, endpoint=to.endpoint, patience=patience)
+        base = _base(store, to.revision, private=to.private)
+        session = Session(store, outgoing, to.revision, base, op, create_pr=to.create_pr, scratch=disk)
+        overtaken = _check_head(session, base, to.expected_head)
+        title = to.message or f"Publish {len(outgoing.plan.shards)} shard(s) with hubshard"
+        try:
+            staged = session.stage(to.batch_bytes)
+            commit, change = session.commit(
+                staged,
+                title,
+                overtaken=overtaken,
+                may_rebase=to.expected_head is None,
+                tag=None if to.move_tag else to.tag,
+            )
+            session.verify(commit, staged, change)
+            if to.tag:
+                store.tag(to.tag, commit, title, exist_ok=True, move=to.move_tag)
+                op.tell("tag", to.tag, detail=commit.commit)
+        except HubshardError:
+            session.tell_what_is_left()
+            raise
+        session.close()
+        totals = op.end(commit.commit)
+        return Published(
+            commit=commit.commit,
+            url=store.url_of(commit),
+            pr_url=store.url_of(commit) if to.create_pr and commit != base else None,
+            tag=to.tag,
+            plan=outgoing.plan,
+            changed=commit != base,
+            total_bytes=outgoing.nbytes,
+            sent_bytes=totals.sent_bytes,
+            skipped_bytes=totals.skipped_bytes,
+            deduplicated_bytes=totals.deduplicated_bytes,
+            retries=totals.retries,
+            seconds=totals.seconds,
+            deleted=change.remove,
+        )
+
+
+def _scratch(folder: Path, outgoing: Outgoing) -> AbstractContextManager[Scratch]:
+    large = (file.nbytes for file in outgoing.all_files if file.nbytes >= LARGE_FILE_BYTES)
+    return scratch_in(folder.expanduser(), large)
+
+
+def _check_head(session: Session, head: Revision, expected: str | None) -> ConflictError | None:
+    """Refuse a branch that is not where it should be, at once; a commit of this very publish may be there already.
+
+    Returns:
+        What to raise if the head turns out to differ from what is published.
+    """
+    try:
+        check_head(head, expected)
+    except ConflictError as error:
+        if not session.is_ours(head):
+            raise
+        return error
+    return None
+
+
+def _base(store: HubStore, revision: str, *, private: bool | None) -> Revision:
+    if not store.repo_exists():
+        store.create_repo(private=private, exist_ok=True)
+    elif private is not None and store.is_private() != private:
+        now, wanted = ("public", "private") if private else ("private", "public")
+        raise FormatError(
+            f"{store.repo_id} is {now}, and should be {wanted}", hint="change its visibility in the settings first"
+        )
+    head = store.head(revision)
+    is_pull_request = bool(_PULL_REQUEST.fullmatch(revision))
+    if head is None and is_pull_request:
+        raise NotFoundError(f"{store.repo_id} has no pull request {revision}", hint="open one with `create_pr`")
+    if head is not None and not is_pull_request and revision != "main" and revision not in store.branches():
+        raise FormatError(
+            f"{store.repo_id}: {revision!r} is a tag or a commit, and only branches move", hint="name a branch"
+        )
+    head = head or store.head("main")
+    if head is None:
+        raise NotFoundError(f"{store.repo_id} has no branch main to start {revision!r} from")
+    return head
