@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from hubshard.publish import Published, push_to_hub
     from hubshard.report import Difference, Problem, Verification, diff, verify
-    from hubshard.resume import ResumableLoader, ResumableSampler
+    from hubshard.resume import ResumableLoader, ResumableSampler, ResumeBranch, TrainState
 
 __all__ = [
     "Checkpoint",
@@ -56,9 +56,11 @@ __all__ = [
     "Published",
     "ResumableLoader",
     "ResumableSampler",
+    "ResumeBranch",
     "RolledBack",
     "ShardedHubMixin",
     "StoreError",
+    "TrainState",
     "UnsafeFormatError",
     "Verification",
     "__version__",
@@ -85,8 +87,10 @@ _HOME = {
     "Published": "hubshard.publish",
     "ResumableLoader": "hubshard.resume",
     "ResumableSampler": "hubshard.resume",
+    "ResumeBranch": "hubshard.resume",
     "RolledBack": "hubshard.history",
     "ShardedHubMixin": "hubshard.integrations.mixin",
+    "TrainState": "hubshard.resume",
     "Verification": "hubshard.report",
     "diff": "hubshard.report",
     "from_pretrained": "hubshard.lazy",

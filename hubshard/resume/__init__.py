@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from hubshard.resume.sampler import ResumableSampler
     from hubshard.resume.train_state import TrainState
 
-__all__ = ["ResumableLoader", "ResumableSampler", "TrainState"]
+__all__ = ["ResumableLoader", "ResumableSampler", "ResumeBranch", "TrainState"]
 
 _HOME = {
     "ResumableLoader": "hubshard.resume.loader",
     "ResumableSampler": "hubshard.resume.sampler",
+    "ResumeBranch": "hubshard.resume.branch",
     "TrainState": "hubshard.resume.train_state",
 }
 """The module that each name comes from."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +145,22 @@ class HubReader(StorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def check(self, plan: LoadPlan, planner: LoadPlanner) -> Collection[str]:
+        """See that the state can take what `read_data` would read; nothing is read yet.
+
+        Returns:
+            The files that are needed.
+
+        Raises:
+            FormatError: the state has another dtype than the step.
+        """
+        step = self._opened().step
+        wanted = [item for item in plan.items if item.type == LoadItemType.TENSOR]
+        for item in wanted:
+            _destination(item, planner, step)
+        boxes = [(item.storage_index.fqn, box_to_read(item, step)) for item in wanted]
+        return {piece.at.path for name, box in boxes if box.numel for piece in step.pieces(name, box)}
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

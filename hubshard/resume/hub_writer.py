@@ -178,7 +178,7 @@ class HubWriter(StorageWriter):
         if self.local_dir is not None:
             folder = self.local_dir / step_folder(self.step)
             folder.mkdir(parents=True, exist_ok=True)
-            write_manifest(folder, raw, step)
+            write_manifest(folder, raw, step.file_of)
         self.saved = step
         if self.repo_id is not None:
             staged = [file for receipt in receipts for file in receipt.staged]

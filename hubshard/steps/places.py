@@ -119,9 +119,21 @@ class BranchPlace:
         """See `Place`."""
         return self._folders.keys()
 
+    def entries(self, step: int) -> Mapping[str, Entry]:
+        """What lies in the folder of a step, by its name there."""
+        return self._folders.get(step, {})
+
     def files(self, step: int) -> Collection[str]:
         """The files in the folder of a step, as paths in the repo."""
         return [entry.path for entry in self._folders.get(step, {}).values()]
+
+    def is_part_of(self, other: BranchPlace) -> bool:
+        """Whether every file of every step here is there too, with the same content."""
+        return all(
+            entry == other._folders.get(step, {}).get(name)
+            for step, entries in self._folders.items()
+            for name, entry in entries.items()
+        )
 
     def open(self, step: int) -> OpenStep:
         """See `Place`."""

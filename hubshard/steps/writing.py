@@ -7,7 +7,7 @@ import os
 import re
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -184,8 +184,14 @@ def write_local(folder: Path, stream: PieceStream) -> Path:
     return path
 
 
-def write_manifest(folder: Path, raw: bytes, step: Step) -> None:
-    """Make a step whose files are all durable visible, then remove the files of an older save of the same step."""
+def write_manifest(folder: Path, raw: bytes, names: Container[str]) -> None:
+    """Make a step whose files are all durable visible, then remove the files of an older save of the same step.
+
+    Args:
+        folder: of the step.
+        raw: its manifest.
+        names: its files.
+    """
     for leftover in folder.glob(f".{MANIFEST_NAME}-*.part"):
         leftover.unlink(missing_ok=True)
     part = folder / f".{MANIFEST_NAME}-{uuid.uuid4().hex}.part"
@@ -196,20 +202,26 @@ def write_manifest(folder: Path, raw: bytes, step: Step) -> None:
     part.replace(folder / MANIFEST_NAME)
     sync_folder(folder, folder.parent)
     for path in folder.iterdir():
-        if _OURS.match(path.name) and path.name not in step.file_of:
+        if _OURS.match(path.name) and path.name not in names:
             path.unlink(missing_ok=True)
 
 
 # On the Hub
 
 
-def check_newest(place: BranchPlace, step: int, *, branch: str) -> None:
+def check_newest(place: BranchPlace, step: int, *, branch: str, ignored: Collection[int] = ()) -> None:
     """Refuse to save a step behind a newer one, which some other run must have saved.
+
+    Args:
+        place: the branch.
+        step: to be saved.
+        branch: its name.
+        ignored: newer steps that are known to be broken.
 
     Raises:
         ConflictError: the branch holds a newer step.
     """
-    newest = max(place.steps(), default=-1)
+    newest = max((number for number in place.steps() if number not in ignored), default=-1)
     if newest > step:
         raise ConflictError(
             f"the branch {branch!r} holds step {newest} already, newer than {step}: another run saves there",

@@ -108,7 +108,7 @@ def write(root: Path, world: int, *, max_file_bytes: int = 10_000, block_bytes: 
         paths={"model.w": ("model", "w"), "lr": ("optim", 0, "lr")},
         metadata={"saved by": "a test"},
     )
-    write_manifest(folder, encode_step(step), step)
+    write_manifest(folder, encode_step(step), step.file_of)
     return step
 
 

@@ -1,0 +1,113 @@
+"""The local folder of a run: a folder per step, its manifest last to come and first to go. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from hubshard.disk import sync_folder
+from hubshard.errors import IntegrityError
+from hubshard.steps.places import LocalPlace
+from hubshard.steps.step import MANIFEST_NAME, Step, decode_step, step_folder, step_number
+
+__all__ = ["LocalSteps"]
+
+_OURS = re.compile(r"rank-[0-9]{5,}-.*\.safetensors\Z|\.rank-[0-9]{5,}-.*\.part\Z|\.?manifest\.json(-.*\.part)?\Z")
+
+
+class LocalSteps:
+    """The steps on one disk.
+
+    Args:
+        root: the folder; it is made by the first save.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def place(self) -> LocalPlace:
+        """Where they are read from."""
+        return LocalPlace(self.root)
+
+    def folder(self, step: int) -> Path:
+        """The folder of a step."""
+        return self.root / step_folder(step)
+
+    def numbers(self) -> set[int]:
+        """Steps that have a manifest: all others are saves that did not end."""
+        return {number for number, path in self._folders() if (path / MANIFEST_NAME).is_file()}
+
+    def begun(self) -> set[int]:
+        """Steps whose folder is there without a manifest: their save did not end."""
+        return {number for number, path in self._folders() if not (path / MANIFEST_NAME).is_file()}
+
+    def manifest(self, step: int) -> tuple[Step, str]:
+        """What a step holds, and the sha256 of its manifest.
+
+        Raises:
+            FormatError: the manifest is damaged.
+            IntegrityError: it cannot be read, or is that of another step.
+        """
+        path = self.folder(step) / MANIFEST_NAME
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise IntegrityError(f"{path} cannot be read: {error}", hint="restore an older step") from error
+        found = decode_step(raw, path=str(path))
+        if found.step != step:
+            raise IntegrityError(f"{path} is the manifest of step {found.step}", hint="restore an older step")
+        return found, hashlib.sha256(raw).hexdigest()
+
+    def present(self, step: Step) -> frozenset[str]:
+        """The files of a step that are here, with the right sizes."""
+        folder = self.folder(step.step)
+        if not folder.is_dir():
+            return frozenset()
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+        return frozenset(file.name for file in step.files if sizes.get(file.name) == file.nbytes)
+
+    def keep_only(self, kept: Collection[int], *, newest: int) -> list[int]:
+        """Remove all other steps up to `newest`, and what saves that did not end have left.
+
+        Returns:
+            The steps that were removed.
+        """
+        removed = []
+        for number, path in self._folders():
+            if number not in kept and (number <= newest or not (path / MANIFEST_NAME).exists()):
+                self.remove(number)
+                removed.append(number)
+        return sorted(removed)
+
+    def remove_all(self, steps: Collection[int]) -> None:
+        """Remove steps, the newest first, so that a kill on the way leaves none that is newer than one that is gone."""
+        for step in sorted(steps, reverse=True):
+            self.remove(step)
+
+    def remove(self, step: int) -> None:
+        """Remove a step. A kill on the way leaves a save that did not end, never a step that lacks files."""
+        folder = self.folder(step)
+        if not folder.is_dir():
+            return
+        (folder / MANIFEST_NAME).unlink(missing_ok=True)
+        sync_folder(folder)
+        for path in folder.iterdir():
+            if _OURS.match(path.name):
+                path.unlink(missing_ok=True)
+        with suppress(OSError):  # something of somebody else lies there: it stays
+            folder.rmdir()
+
+    def files_of(self, step: int, rank: int) -> Mapping[str, Path]:
+        """What a rank wrote, by name."""
+        return {path.name: path for path in self.folder(step).glob(f"rank-{rank:05d}-*.safetensors")}
+
+    def _folders(self) -> Iterator[tuple[int, Path]]:
+        if self.root.is_dir():
+            for path in list(self.root.iterdir()):
+                number = step_number(path.name)
+                if number is not None and path.is_dir():
+                    yield number, path

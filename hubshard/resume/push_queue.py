@@ -1,0 +1,56 @@
+"""Which of the steps that are safe on the disk goes to the Hub next. No torch, no network."""
+
+from __future__ import annotations
+
+import threading
+
+from hubshard.steps.retention import Retention
+
+__all__ = ["PushQueue"]
+
+
+class PushQueue:
+    """Steps that wait for the Hub, oldest first. A newer one supersedes an older one that would not stay anyway.
+
+    So a slow Hub, or one that is down, holds up neither the training nor the saves to the disk. Thread-safe.
+
+    Args:
+        retention: which steps stay for good.
+    """
+
+    def __init__(self, retention: Retention) -> None:
+        self._retention = retention
+        self._lock = threading.Lock()
+        self._waiting: list[int] = []
+        self._current: int | None = None
+
+    def add(self, step: int) -> None:
+        """A step waits."""
+        with self._lock:
+            self._waiting.append(step)
+
+    def begin(self, step: int) -> bool:
+        """The turn of a step has come; whether it is to be pushed, or a newer one waits that makes it needless."""
+        with self._lock:
+            self._waiting.remove(step)
+            if any(other > step for other in self._waiting) and not self.stays(step):
+                return False
+            self._current = step
+            return True
+
+    def end(self) -> None:
+        """The push has ended, well or not."""
+        with self._lock:
+            self._current = None
+
+    def needed(self) -> set[int]:
+        """Steps whose local files will still be read; all others may go, and those that wait are then superseded."""
+        with self._lock:
+            newest = max(self._waiting, default=None)
+            stay = [step for step in self._waiting if step == newest or self.stays(step)]
+            return {*stay} | ({self._current} if self._current is not None else set())
+
+    def stays(self, step: int) -> bool:
+        """Whether a step is kept for good, however many newer ones there are."""
+        alone = Retention(1, self._retention.keep_every, self._retention.pinned)
+        return step not in alone.expired([step], newest=step + 1)

@@ -1,0 +1,240 @@
+"""Finding the step to restore and reading it: all ranks the same one, each what it needs from where it has it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.checkpoint.planner import LoadPlan
+
+from hubshard.errors import FormatError, HubshardError, IncompleteError, IntegrityError, NotFoundError
+from hubshard.protocols import Revision
+from hubshard.resume.hub_branch import HubBranch
+from hubshard.resume.hub_reader import HubReader
+from hubshard.resume.local_steps import LocalSteps
+from hubshard.resume.planners import LoadPlanner
+from hubshard.resume.snapshot import is_stateful, tree_of
+from hubshard.resume.step_files import open_files
+from hubshard.resume.team import Team
+from hubshard.resume.torch_items import metadata_of
+from hubshard.steps.places import BranchPlace, OpenStep
+from hubshard.steps.step import Step
+
+__all__ = ["Restored", "Restorer"]
+
+_LOG = logging.getLogger("hubshard")
+_BROKEN = (IncompleteError, IntegrityError, FormatError, NotFoundError)
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore came to.
+
+    Attributes:
+        step: that was restored; None where there is none yet.
+        nbytes: that this rank read.
+        passed_over: newer steps that are broken.
+        is_on_hub: whether the branch has the step.
+    """
+
+    step: Step | None
+    nbytes: int
+    passed_over: frozenset[int]
+    is_on_hub: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    # a step that rank 0 found whole, as it tells the others
+    step: Step
+    sha256: str
+    at: Revision | None  # of the branch, where that has it
+    use_disk: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    # what a rank says of a candidate: why it cannot read it, and whether it would read from its disk
+    problem: HubshardError | None
+    uses_disk: bool
+
+
+class Restorer:
+    """Restores once.
+
+    Args:
+        local: the steps on the disk of this rank.
+        hub: the branch; None where there is none.
+        team: all ranks.
+        on_warning: is told of each step that is passed over, and why.
+    """
+
+    def __init__(
+        self, local: LocalSteps, hub: HubBranch | None, team: Team, *, on_warning: Callable[[int, str], None]
+    ) -> None:
+        self._local = local
+        self._hub = hub
+        self._team = team
+        self._on_warning = on_warning
+        self._is_touched = False
+        # of rank 0, which decides
+        self._passed: dict[int, HubshardError] = {}
+        self._problem: HubshardError | None = None
+        self._any_disk = False
+
+    def restore(self, state: Any, step: int | None) -> Restored:
+        """Restore a step, or with None the newest that every rank can read."""
+        team = self._team
+        candidates = self._candidates(step) if team.is_first else iter(())
+        while (candidate := team.first(lambda: next(candidates, None))) is not None:
+            reading = _Reading(state, candidate, self._local, self._hub, is_first=team.is_first)
+            said = team.each(reading.prepare)
+            self._any_disk = any(ready.uses_disk for ready in said)
+            self._problem = next((ready.problem for ready in said if ready.problem is not None), None)
+            if self._problem is None:
+                self._is_touched = True
+                self._problem = next((problem for problem in team.each(reading.read) if problem is not None), None)
+            if self._problem is None:
+                reading.finish()
+                passed = team.first(lambda: frozenset(self._passed))
+                return Restored(candidate.step, reading.nbytes, passed, candidate.at is not None)
+        return team.first(lambda: self._nothing(step))
+
+    # Rank 0 looks for a step
+
+    def _candidates(self, wanted: int | None) -> Iterator[_Candidate]:
+        place = None if self._hub is None else self._hub.look()
+        on_hub = set() if place is None else set(place.steps())
+        on_disk, begun = self._local.numbers(), self._local.begun()
+        there = on_hub | on_disk
+        if wanted is not None and wanted not in there:
+            listed = f"there are {', '.join(map(str, sorted(there)[-_MOST_NAMED:]))}" if there else "there are none"
+            raise NotFoundError(f"no step {wanted} is saved; {listed}", hint="look at the branch and the folder")
+        for number in sorted(there | begun, reverse=True) if wanted is None else [wanted]:
+            self._problem = None
+            if number in there:
+                yield from self._copies(number, place if number in on_hub else None, is_on_disk=number in on_disk)
+                self._pass_over(number)
+            else:
+                self._on_warning(number, "the save did not end")
+
+    def _copies(self, number: int, place: BranchPlace | None, *, is_on_disk: bool) -> Iterator[_Candidate]:
+        """The step as the disks have it, with the branch for what they lack; then as the branch has it alone."""
+        disk = self._tried(lambda: self._local.manifest(number)) if is_on_disk else None
+        hub = None if place is None else self._tried(lambda: _facts(place.open(number)))
+        if disk is not None and hub is not None and disk[1] != hub[1]:
+            self._on_warning(number, "the disk holds another save of this number than the branch, which is taken")
+            disk = None
+        found = hub or disk
+        if found is None:
+            return
+        at = None if hub is None or place is None else place.at
+        yield _Candidate(*found, at=at, use_disk=True)
+        if at is not None and self._any_disk:
+            yield _Candidate(*found, at=at, use_disk=False)
+
+    def _tried(self, look: Callable[[], tuple[Step, str]]) -> tuple[Step, str] | None:
+        try:
+            return look()
+        except _BROKEN as error:
+            self._problem = error
+            return None
+
+    def _pass_over(self, number: int) -> None:
+        problem = self._problem or IncompleteError(f"step {number} is nowhere whole")
+        self._passed[number] = problem
+        self._on_warning(number, problem.message)
+
+    def _nothing(self, wanted: int | None) -> Restored:
+        if not self._passed:
+            return Restored(None, 0, frozenset(), is_on_hub=False)
+        newest = max(self._passed)
+        problem = self._passed[newest]
+        if self._is_touched:
+            raise IntegrityError(
+                f"{problem.message}; {'no older step can be read' if wanted is None else 'it was asked for'}, and the "
+                "state is partly overwritten",
+                hint="do not train on: begin with a new state, and restore another step or none",
+            ) from problem
+        raise problem
+
+
+def _facts(opened: OpenStep) -> tuple[Step, str]:
+    return opened.step, opened.sha256
+
+
+class _Reading:
+    """A candidate, being read into the state of this rank."""
+
+    def __init__(
+        self, state: Any, candidate: _Candidate, local: LocalSteps, hub: HubBranch | None, *, is_first: bool
+    ) -> None:
+        self._state = state
+        self._candidate = candidate
+        self._local = local
+        self._hub = hub
+        self._is_first = is_first
+        self._reader = HubReader(None, local_dir=local.root)
+        self._planner = LoadPlanner()
+        self._plan = LoadPlan([])
+        self._tree: dict[str, Any] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that were read."""
+        return self._reader.nbytes_read
+
+    def prepare(self) -> _Ready:
+        """Get ready without touching the state.
+
+        Raises:
+            FormatError: the state is not such as the step holds.
+        """
+        step = self._candidate.step
+        at, use_disk = self._candidate.at, self._candidate.use_disk
+        present = self._local.present(step) if use_disk else frozenset()
+        store = None if self._hub is None or at is None else self._hub.store
+        where = str(self._local.folder(step.step)) if store is None or self._hub is None else self._hub.where
+        folder = open_files(step, self._local.folder(step.step), present, store=store, at=at, where=where)
+        self._reader.opened = OpenStep(folder, step, self._candidate.sha256, ())
+        needed = self._planned(step, where)
+        lacking = sorted(needed - present) if store is None else []
+        problem = IncompleteError(f"{where}: missing: {', '.join(lacking[:_MOST_NAMED])}") if lacking else None
+        return _Ready(problem, uses_disk=bool(needed & present))
+
+    def read(self) -> HubshardError | None:
+        """Fill the tensors of the state; a broken file is told."""
+        try:
+            self._reader.read_data(self._plan, self._planner).wait()
+        except IntegrityError as error:
+            return error
+        return None
+
+    def finish(self) -> None:
+        """Hand the state what was read."""
+        if not isinstance(self._state, Mapping):
+            self._state.load_state_dict(self._tree)
+            return
+        for key, item in list(self._state.items()):
+            if is_stateful(item):
+                item.load_state_dict(self._tree[key])
+            else:
+                self._state[key] = self._tree[key]  # type: ignore[index]  # such as dcp.load takes
+
+    def _planned(self, step: Step, where: str) -> frozenset[str]:
+        prepare = getattr(self._state, "prepare_load", None)
+        self._tree = tree_of(self._state) if prepare is None else prepare(step)
+        try:
+            self._planner.set_up_planner(self._tree, metadata_of(step), self._is_first)
+            self._plan = self._planner.finish_plan(self._planner.create_local_plan())
+            return frozenset(self._reader.check(self._plan, self._planner))
+        except HubshardError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            raise FormatError(
+                f"{where}: step {step.step} does not fit the state: {error}",
+                hint="build the model and the optimizer as they were when it was saved",
+            ) from error

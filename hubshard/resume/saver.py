@@ -1,0 +1,193 @@
+"""What goes on while the training does: one thread writes to the disk, another sends to the Hub."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from hubshard.errors import HubshardError
+from hubshard.events import Operation
+from hubshard.resume.background import Background
+from hubshard.resume.hub_branch import HubBranch
+from hubshard.resume.local_steps import LocalSteps
+from hubshard.resume.push_queue import PushQueue
+from hubshard.resume.saving import Written, push_step, write_step
+from hubshard.steps.retention import Retention
+from hubshard.steps.step import Step, encode_step, step_folder
+
+if TYPE_CHECKING:
+    from hubshard.resume.snapshot import Snapshot
+    from hubshard.resume.team import Team
+
+__all__ = ["Saver"]
+
+_LOG = logging.getLogger("hubshard")
+
+
+class Saver:
+    """Writes snapshots and pushes what was written; each step by all ranks, in the same order.
+
+    Args:
+        local: the folder.
+        hub: the branch; None where there is none.
+        write_team: all ranks, for the thread that writes.
+        push_team: all ranks, for the thread that pushes.
+        retention: which steps stay.
+        max_file_bytes: bound per file.
+        is_first_of_disk: see `saving.is_first_of_disk`.
+    """
+
+    def __init__(
+        self,
+        local: LocalSteps,
+        hub: HubBranch | None,
+        *,
+        write_team: Team,
+        push_team: Team,
+        retention: Retention,
+        max_file_bytes: int,
+        is_first_of_disk: bool,
+    ) -> None:
+        self._local = local
+        self._hub = hub
+        self._write_team = write_team
+        self._push_team = push_team
+        self._retention = retention
+        self._max_file_bytes = max_file_bytes
+        self._is_first_of_disk = is_first_of_disk
+        self._writing = Background("hubshard-write")
+        self._pushing = Background("hubshard-push")
+        self._queue = PushQueue(retention)
+        self._owed: list[Written] = []  # pushes that failed of steps that stay; of the thread that pushes
+        self.broken: frozenset[int] = frozenset()
+        self.last_seconds = 0.0
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the last snapshot is still needed."""
+        return self._writing.is_busy
+
+    def wait_for_disk(self) -> None:
+        """Wait until the last snapshot is on the disk, or has failed."""
+        self._writing.wait()
+
+    def wait(self) -> None:
+        """Wait until all is done, or has failed."""
+        self._writing.wait()
+        self._pushing.wait()
+
+    def raise_error(self) -> None:
+        """Raise the oldest error that was not raised yet."""
+        error = self._writing.take_error() or self._pushing.take_error()
+        if error is not None:
+            raise error
+
+    def write(self, snapshot: Snapshot, number: int, *, began: float, op: Operation) -> None:
+        """Begin to write a snapshot, and to push it once it is written.
+
+        Args:
+            snapshot: stays as it is until it is written.
+            number: of the step.
+            began: when the save began, on the monotonic clock (seconds).
+            op: the save, as it tells of itself.
+        """
+        self._writing.start(f"step {number} was not saved", lambda: self._write(snapshot, number, began, op))
+
+    def push_restored(self, step: Step, op: Operation) -> None:
+        """Begin to push a step that the disks have, and the Hub has not; called by all ranks.
+
+        Each takes the files that it wrote, or that one of more ranks did which are no more. Where one cannot, nothing
+        is pushed: the next save will be.
+        """
+        present = self._local.present(step)
+        mine = [
+            file for file in step.files if int(file.name.split("-")[1]) % self._push_team.size == self._push_team.rank
+        ]
+        if self._hub is None or self._push_team.any_of([any(file.name not in present for file in mine)])[0]:
+            return
+        is_first = self._push_team.is_first
+        written = Written(step.step, mine, step if is_first else None, encode_step(step) if is_first else b"")
+        self._start_push(self._hub, written, op)
+
+    def close(self) -> None:
+        """Wait until all is done, and end the threads."""
+        self._writing.close()
+        self._pushing.close()
+
+    # On the threads
+
+    def _write(self, snapshot: Snapshot, number: int, began: float, op: Operation) -> None:
+        try:
+            written = write_step(
+                snapshot,
+                number,
+                local=self._local,
+                team=self._write_team,
+                retention=self._retention,
+                queue=self._queue,
+                broken=self._broken_after(number),
+                max_file_bytes=self._max_file_bytes,
+                is_first_of_disk=self._is_first_of_disk,
+                op=op,
+            )
+        except BaseException as error:
+            _tell_failure(op, number, error)
+            raise
+        self.last_seconds = time.monotonic() - began
+        if self._hub is None:
+            op.end(step_folder(number))
+        else:
+            self._start_push(self._hub, written, op)
+
+    def _start_push(self, hub: HubBranch, written: Written, op: Operation) -> None:
+        self._queue.add(written.number)
+        what = f"step {written.number} is on the disk, but did not reach the Hub"
+        self._pushing.start(what, lambda: self._push(hub, written, op))
+
+    def _push(self, hub: HubBranch, written: Written, op: Operation) -> None:
+        team, number = self._push_team, written.number
+        if not team.first(lambda: self._queue.begin(number)):
+            op.tell("skipped", step_folder(number), detail="a newer step is sent instead")
+            op.end()
+            return
+        try:
+            self._push_owed(hub, op)
+            self._push_one(hub, written, op)
+        except BaseException as error:
+            if self._queue.stays(number):
+                self._owed.append(written)
+            _tell_failure(op, number, error)
+            raise
+        finally:
+            self._queue.end()
+        op.end(step_folder(number))
+
+    def _push_owed(self, hub: HubBranch, op: Operation) -> None:
+        owed, self._owed = self._owed, []
+        for position, written in enumerate(owed):
+            try:
+                self._push_one(hub, written, op)
+            except HubshardError:
+                self._owed = owed[position:]
+                raise
+
+    def _push_one(self, hub: HubBranch, written: Written, op: Operation) -> None:
+        push_step(
+            written,
+            local=self._local,
+            hub=hub,
+            team=self._push_team,
+            retention=self._retention,
+            broken=self._broken_after(written.number),
+            op=op,
+        )
+
+    def _broken_after(self, number: int) -> Collection[int]:
+        return {other for other in self.broken if other > number}
+
+
+def _tell_failure(op: Operation, number: int, error: BaseException) -> None:
+    _LOG.error("step %d: %s", number, error)
+    op.tell("error", op.path, detail=f"{type(error).__name__}: {error}")

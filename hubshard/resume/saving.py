@@ -1,0 +1,193 @@
+"""Saving a snapshot to the disk, and what is on the disk to the Hub: what goes on while the training does."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hubshard.errors import FormatError
+from hubshard.events import Operation
+from hubshard.protocols import Staged
+from hubshard.resume.hub_branch import HubBranch
+from hubshard.resume.local_steps import LocalSteps
+from hubshard.resume.push_queue import PushQueue
+from hubshard.steps.canonical import decode
+from hubshard.steps.parts import FileReceipt, merge
+from hubshard.steps.retention import Retention
+from hubshard.steps.step import Step, StepFile, encode_step
+from hubshard.steps.writing import PieceStream, prepare_folder, stage_local, write_local, write_manifest
+
+if TYPE_CHECKING:
+    from hubshard.resume.snapshot import Snapshot
+    from hubshard.resume.team import Team
+
+__all__ = ["Written", "is_first_of_disk", "push_step", "write_step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A step that is on the disk.
+
+    Attributes:
+        number: of the step.
+        files: those that this rank sends to the Hub.
+        step: all of it, and
+        raw: its manifest: on rank 0 alone, else None and b"".
+    """
+
+    number: int
+    files: Sequence[StepFile]
+    step: Step | None
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Receipt:
+    # what each rank tells rank 0
+    files: Sequence[FileReceipt]
+    scalars: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    # what rank 0 tells each rank
+    raw: bytes
+    names: frozenset[str]
+    kept: frozenset[int]
+
+
+def is_first_of_disk(root: Path, team: Team) -> bool:
+    """Whether this is the lowest of the ranks that share a local folder: it writes the manifest there."""
+    mark = f".here-{team.first(lambda: uuid.uuid4().hex)}-"
+    own = root / f"{mark}{team.rank:05d}"
+
+    def leave() -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        own.write_text(socket.gethostname())
+
+    team.each(leave)
+    lowest = min(path.name for path in root.glob(f"{mark}*"))
+    team.each(lambda: None)
+    own.unlink(missing_ok=True)
+    return lowest == own.name
+
+
+def write_step(
+    snapshot: Snapshot,
+    number: int,
+    *,
+    local: LocalSteps,
+    team: Team,
+    retention: Retention,
+    queue: PushQueue,
+    broken: Collection[int],
+    max_file_bytes: int,
+    is_first_of_disk: bool,
+    op: Operation,
+) -> Written:
+    """Write a step: the files of all ranks, then its manifest; then remove the steps that it makes needless.
+
+    A kill at any moment leaves the older steps as they were.
+
+    Raises:
+        StoreError: the disk is full.
+        FormatError: what the ranks wrote is not one whole.
+    """
+    planned = snapshot.plan.files(max_file_bytes)
+    streams = [
+        PieceStream(
+            file,
+            stem=f"rank-{team.rank:05d}-{position:05d}",
+            read=snapshot.read,
+            block_bytes=snapshot.plan.block_bytes,
+        )
+        for position, file in enumerate(planned, start=1)
+    ]
+    folder = local.folder(number)
+    merged_step: list[Step] = []
+
+    def write() -> _Receipt:
+        prepare_folder(folder, rank=team.rank, nbytes=sum(file.nbytes for file in planned))
+        for stream in streams:
+            write_local(folder, stream)
+        return _Receipt([stream.receipt for stream in streams], snapshot.scalars)
+
+    def join(receipts: list[_Receipt]) -> _Merged:
+        step = _merged(receipts, number, paths=snapshot.plan.paths)
+        merged_step.append(step)
+        there = local.numbers() - {*broken}
+        kept = {*there, number} - {*retention.expired(there, number)} | queue.needed()
+        return _Merged(encode_step(step), frozenset(step.file_of), frozenset(kept))
+
+    merged = team.join(write, join)
+
+    def show() -> None:
+        if is_first_of_disk:
+            write_manifest(folder, merged.raw, merged.names)
+            local.keep_only(merged.kept, newest=max(number, *broken, 0))
+
+    team.each(show)
+    op.tell("commit", str(folder), sum(file.nbytes for file in planned))
+    step = merged_step[0] if merged_step else None
+    return Written(number, [stream.receipt.file for stream in streams], step, merged.raw if step is not None else b"")
+
+
+def push_step(
+    written: Written,
+    *,
+    local: LocalSteps,
+    hub: HubBranch,
+    team: Team,
+    retention: Retention,
+    broken: Collection[int],
+    op: Operation,
+) -> None:
+    """Make the files of a step durable on the Hub, then show it in one commit, which removes those past the retention.
+
+    Raises:
+        ConflictError: another run saves to the branch.
+        StoreError: the Hub cannot be reached, or refuses.
+    """
+    if team.is_first:
+        hub.on_retry = op.retry
+    team.first(lambda: None if hub.is_known else _ignored(hub.look()))
+
+    def stage() -> list[Staged]:
+        staged = []
+        for file in written.files:
+            path = local.folder(written.number) / file.name
+            item = stage_local(hub.store, hub.branch, path, file, step=written.number)
+            op.tell("sent", item.path, item.nbytes_sent)
+            op.tell("staged", item.path, item.nbytes)
+            staged.append(item)
+        return staged
+
+    def commit(staged: list[list[Staged]]) -> str:
+        if written.step is None:
+            raise FormatError(f"step {written.number}: rank 0 does not know what it wrote")
+        files = [item for of_rank in staged for item in of_rank]
+        return hub.commit(written.step, written.raw, files, retention=retention, broken=broken).commit
+
+    revision = team.join(stage, commit)
+    if team.is_first:
+        op.tell("commit", hub.branch, written.step.nbytes if written.step is not None else 0, revision)
+
+
+def _ignored(_: object) -> None:
+    return None
+
+
+def _merged(receipts: Sequence[_Receipt], number: int, *, paths: Mapping[str, tuple[str | int, ...]]) -> Step:
+    scalars = {name: decode(raw, path=name) for receipt in receipts for name, raw in receipt.scalars.items()}
+    return merge(
+        [file for receipt in receipts for file in receipt.files],
+        step=number,
+        world_size=len(receipts),
+        scalars=scalars,
+        paths=paths,
+        metadata={},
+    )

@@ -1,0 +1,59 @@
+"""The files of a step that lie partly on a disk, partly on the Hub. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from hubshard.protocols import Entry, Reader, Revision
+from hubshard.steps.reading import LOCAL, REMOTE, StepFolder
+from hubshard.steps.step import Step, step_folder
+from hubshard.store.local import LocalStore
+
+__all__ = ["open_files"]
+
+
+def open_files(
+    step: Step, folder: Path, present: Collection[str], *, store: Reader | None, at: Revision | None, where: str
+) -> StepFolder:
+    """The files of a step, read from the disk where it has them.
+
+    Args:
+        step: what they hold.
+        folder: on the disk.
+        present: names of the files there.
+        store: the repo; None where the branch does not have the step.
+        at: the revision of it.
+        where: for people.
+    """
+    disk = LocalStore(folder)
+    at_disk = disk.head("main") or Revision("main", "")  # a folder that is not there: nothing is read from it
+    if store is None or at is None or len(present) == len(step.files):
+        return StepFolder(disk, at_disk, "", str(folder), LOCAL)
+    prefix = f"{step_folder(step.step)}/"
+    store.list(at)  # a store reads large ranges faster of what it has listed
+    both = _DiskBeforeHub(disk, at_disk, {prefix + name: name for name in present}, store)
+    return StepFolder(both, at, prefix, f"{where}/{step_folder(step.step)}", REMOTE)
+
+
+class _DiskBeforeHub:
+    """A revision of a repo, some of whose files are read from a disk."""
+
+    def __init__(self, disk: Reader, at_disk: Revision, on_disk: Mapping[str, str], hub: Reader) -> None:
+        self._disk = disk
+        self._at_disk = at_disk
+        self._on_disk = on_disk
+        self._hub = hub
+
+    def head(self, branch: str) -> Revision | None:
+        return self._hub.head(branch)
+
+    def list(self, at: Revision) -> Sequence[Entry]:
+        return self._hub.list(at)
+
+    def read(self, at: Revision, path: str, start: int, stop: int, into: memoryview) -> None:
+        name = self._on_disk.get(path)
+        if name is None:
+            self._hub.read(at, path, start, stop, into)
+        else:
+            self._disk.read(self._at_disk, name, start, stop, into)
