@@ -16,6 +16,7 @@ from hubshard.cli.check import diff, verify
 from hubshard.cli.demo.command import demo
 from hubshard.cli.hub import hub
 from hubshard.cli.inspect import inspect
+from hubshard.cli.promote import promote
 from hubshard.cli.publish import publish
 from hubshard.cli.pull import pull
 from hubshard.cli.rollback import rollback
@@ -37,6 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(publish)
+app.command()(promote)
 app.command()(pull)
 app.command()(inspect)
 app.command()(verify)

@@ -27,7 +27,7 @@ from hubshard.sizes import format_size
 if TYPE_CHECKING:
     from hubshard.publish import Published
 
-__all__ = ["publish"]
+__all__ = ["Staging", "print_plan", "publish", "published_record"]
 
 
 class Staging(str, Enum):
@@ -120,9 +120,9 @@ def publish(
             on_event=on_event,
         )
     if as_json:
-        echo_json(_record(published) | totals_record(totals[0]))
+        echo_json(published_record(published) | totals_record(totals[0]))
     elif dry_run:
-        _print_plan(published)
+        print_plan(published)
     elif quiet:
         typer.echo(published.pr_url or published.url)
     else:
@@ -144,7 +144,8 @@ def _abandon(source: str, repo: str | None, *, revision: str, token: str | None,
         typer.echo(f"{source} has no unfinished publish to {revision}", err=True)
 
 
-def _record(published: Published) -> dict[str, object]:
+def published_record(published: Published) -> dict[str, object]:
+    """What a publish did, as JSON values."""
     return {
         "commit": published.commit,
         "url": published.url,
@@ -160,7 +161,8 @@ def _record(published: Published) -> dict[str, object]:
     }
 
 
-def _print_plan(published: Published) -> None:
+def print_plan(published: Published) -> None:
+    """The shards that a publish would make, as a table."""
     from hubshard.cli.tables import print_table
 
     plan = published.plan

@@ -140,7 +140,7 @@ def deliver(to: Delivery, collect: Collect) -> Published:
         base = _base(store, to.revision, private=to.private)
         session = Session(store, outgoing, to.revision, base, op, create_pr=to.create_pr, scratch=disk)
         overtaken = _check_head(session, base, to.expected_head)
-        title = to.message or f"Publish {len(outgoing.plan.shards)} shard(s) with hubshard"
+        title = to.message or outgoing.usual_title
         try:
             staged = session.stage(to.batch_bytes)
             commit, change = session.commit(

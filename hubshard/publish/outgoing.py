@@ -77,12 +77,19 @@ class Outgoing:
         shards: the weight files, in the plan's order.
         files: the index and everything that goes along.
         notes: sentences for people: what was left out, what is unusual.
+        title: of the commit, unless whoever publishes names another.
     """
 
     plan: ShardPlan
     shards: tuple[OutFile, ...]
     files: tuple[OutFile, ...]
     notes: tuple[str, ...] = ()
+    title: str = ""
+
+    @property
+    def usual_title(self) -> str:
+        """The title of the commit where none is asked for."""
+        return self.title or f"Publish {len(self.plan.shards)} shard(s) with hubshard"
 
     @property
     def all_files(self) -> tuple[OutFile, ...]:

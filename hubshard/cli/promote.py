@@ -1,0 +1,137 @@
+"""`hubshard promote`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hubshard.cli.common import (
+    Events,
+    Json,
+    MaxRetries,
+    MinRate,
+    Quiet,
+    StallSeconds,
+    Token,
+    echo_json,
+    interruptible,
+    limits_of,
+)
+from hubshard.cli.publish import Staging, print_plan, published_record
+from hubshard.sizes import format_size
+
+if TYPE_CHECKING:
+    from hubshard.promote import Promoted
+
+__all__ = ["promote"]
+
+_NOTE = "readers see nothing of it; run the same command again, it goes on from the finished shards."
+
+
+@interruptible(_NOTE, at_once=True)
+def promote(
+    repo: Annotated[str, typer.Argument(help="org/name on the Hub, which is to show the model.")],
+    *,
+    step: Annotated[int | None, typer.Option(help="Number of the saved step; the newest by default.", min=0)] = None,
+    part: Annotated[str, typer.Option(help='Key of the saved state: model, ema, ...; "" for all tensors.')] = "model",
+    branch: Annotated[str, typer.Option(help="Branch that holds the steps.")] = "resume",
+    resume_repo: Annotated[str | None, typer.Option(help="The repo that holds them, if it is another one.")] = None,
+    local_dir: Annotated[Path | None, typer.Option(help="Read steps from this directory instead.")] = None,
+    revision: Annotated[str, typer.Option(help="Branch to publish to.")] = "main",
+    max_shard_size: Annotated[str, typer.Option(help="Bound per shard, header included: 5GB, 512MiB.")] = "5GB",
+    variant: Annotated[str | None, typer.Option(help="As in model.fp16.safetensors.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Cast floating tensors, e.g. to bfloat16; needs torch.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Tag the new commit.")] = None,
+    move_tag: Annotated[bool, typer.Option("--move-tag", help="The tag may exist already and is moved.")] = False,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
+    private: Annotated[
+        bool | None, typer.Option("--private/--public", help="Visibility of a repo that is made.")
+    ] = None,
+    expected_head: Annotated[str | None, typer.Option(help="Refuse unless the branch is at this commit.")] = None,
+    message: Annotated[str | None, typer.Option("--commit-message", "--message", "-m", help="Title.")] = None,
+    staging: Annotated[
+        Staging, typer.Option(help="branch: finished shards are kept, so that a killed run goes on anywhere.")
+    ] = Staging.branch,
+    scratch: Annotated[
+        Path | None,
+        typer.Option(help="A directory for at most two shards at a time; saves a second download of the step."),
+    ] = None,
+    max_retries: MaxRetries = None,
+    stall_seconds: StallSeconds = None,
+    min_rate: MinRate = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the shard plan; touch nothing.")] = False,
+    token: Token = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    events: Events = None,
+) -> None:
+    """Publish the model of a saved training step, read by ranges: no torch, no training machine."""
+    from hubshard.cli.progress import print_totals, reporting, totals_of, totals_record
+    from hubshard.promote import promote as run
+
+    limits = limits_of(max_retries, stall_seconds, min_rate)
+    with (
+        reporting(quiet=quiet, events=events, limits=limits, note=_NOTE) as then,
+        totals_of(then) as (on_event, totals),
+    ):
+        promoted = run(
+            repo,
+            step=step,
+            part=part,
+            branch=branch,
+            resume_repo_id=resume_repo,
+            local_dir=local_dir,
+            revision=revision,
+            max_shard_size=max_shard_size,
+            variant=variant,
+            dtype=dtype,
+            tag=tag,
+            move_tag=move_tag,
+            private=private,
+            create_pr=create_pr,
+            expected_head=expected_head,
+            message=message,
+            staging="branch" if staging is Staging.branch else "none",
+            scratch=scratch,
+            dry_run=dry_run,
+            token=token,
+            on_event=on_event,
+        )
+    if as_json:
+        echo_json(_record(promoted) | totals_record(totals[0]))
+    elif dry_run:
+        typer.echo(f"step {promoted.step} of {promoted.read_from}", err=True)
+        print_plan(promoted)
+    elif quiet:
+        typer.echo(promoted.pr_url or promoted.url)
+    else:
+        _print_summary(promoted)
+        print_totals(totals[0])
+
+
+def _record(promoted: Promoted) -> dict[str, object]:
+    read = {"step": promoted.step, "read_from": promoted.read_from, "read_bytes": promoted.read_bytes}
+    return published_record(promoted) | read
+
+
+def _print_summary(promoted: Promoted) -> None:
+    from hubshard.cli.tables import print_table
+
+    if promoted.changed:
+        typer.echo(promoted.pr_url or promoted.url)
+    else:
+        typer.echo(f"Unchanged: {promoted.url} holds all of it already")
+    columns = {
+        "step": f"{promoted.step:,}",
+        "shards": f"{promoted.shards:,}",
+        "tensors": f"{sum(len(shard.specs) for shard in promoted.plan.shards):,}",
+        "size": format_size(promoted.total_bytes),
+        "read": format_size(promoted.read_bytes),
+        "sent": format_size(promoted.sent_bytes),
+        "there already": format_size(promoted.skipped_bytes),
+        "removed": f"{len(promoted.deleted):,}",
+        "tag": promoted.tag or "-",
+    }
+    print_table([f">{name}" for name in columns], [list(columns.values())])
