@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +18,7 @@ from hubshard.publish.sending import LARGE_FILE_BYTES, Sender
 from hubshard.publish.staging import StagingBranch, publish_key, staging_branch
 from hubshard.store.hub import HubStore
 
-__all__ = ["Change", "Session"]
+__all__ = ["Change", "Known", "Session"]
 
 _STREAMS = 4
 _STREAM_BYTES = 256 * 10**6  # what one upload stream may hold
@@ -45,6 +45,19 @@ class Change:
         return frozenset((*(staged.path for staged in self.add), *self.remove))
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the Hub may hold already, by path.
+
+    Attributes:
+        tree: of the commit that the publish builds on.
+        found: kept by earlier runs.
+    """
+
+    tree: Mapping[str, Entry]
+    found: Mapping[str, Entry]
+
+
 class Session:
     """The steps of one publish, in order: `stage`, `commit`, `verify`, `close`."""
 
@@ -58,7 +71,22 @@ class Session:
         *,
         create_pr: bool = False,
         scratch: Scratch | None = None,
+        streams: int = _STREAMS,
+        keep: Callable[[OutFile, Staged], None] | None = None,
     ) -> None:
+        """Make ready for a publish; see `HubStore` for what the store does.
+
+        Args:
+            store: of the target.
+            outgoing: what is to be published.
+            revision: the branch.
+            base: the commit to build on.
+            op: is told.
+            create_pr: open a pull request.
+            scratch: for large files.
+            streams: files under way at any moment.
+            keep: takes note of files that have become durable, instead of `Session.keep`.
+        """
         self._store = store
         self._outgoing = outgoing
         self._revision = revision
@@ -67,14 +95,23 @@ class Session:
         self._create_pr = create_pr
         self._key = publish_key(outgoing.plan, repo_id=store.repo_id, revision=revision)
         self._staging: StagingBranch | None = None
-        self._streams = _STREAMS if scratch is None else FILES_AT_ONCE
-        self._sender = Sender(partial(store.stage, revision, create_pr=create_pr), op, scratch, self._keep)
+        self._streams = streams if scratch is None else min(streams, FILES_AT_ONCE)
+        self._sender = Sender(partial(store.stage, revision, create_pr=create_pr), op, scratch, keep or self.keep)
 
     def stage(self, batch_bytes: int | None) -> Sequence[Staged]:
         """Make all content durable in the Hub, invisible to readers of the target.
 
         Args:
             batch_bytes: how much may wait for a commit on the staging branch; None for no such branch.
+        """
+        known = self.look(batch_bytes)
+        return self.send(self._outgoing.all_files, known)
+
+    def look(self, batch_bytes: int | None) -> Known:
+        """Find out what the Hub may hold already, and from where a staging branch goes on.
+
+        Args:
+            batch_bytes: as in `stage`.
         """
         tree = _by_path(self._store.list(self._base))
         found: Mapping[str, Entry] = {}
@@ -93,19 +130,24 @@ class Session:
                 self._op.tell(
                     "staging", self._staging.name, sum(entry.nbytes for entry in found.values()), detail=detail
                 )
-        for file in self._outgoing.all_files:
-            if file.default and file.path in tree:
+        return Known(tree, found)
+
+    def send(self, files: Sequence[OutFile], known: Known) -> Sequence[Staged]:
+        """Make the content of some files durable, unless it is; what the repo has one of its own of is left out."""
+        for file in files:
+            if file.default and file.path in known.tree:
                 self._op.tell("skipped", file.path, file.nbytes, "the repo has one of its own")
         results = run(
-            [file for file in self._outgoing.all_files if not (file.default and file.path in tree)],
+            [file for file in files if not (file.default and file.path in known.tree)],
             cost=lambda file: min(file.nbytes, _STREAM_BYTES) + 1,
-            work=lambda file: self._sender.send(file, tree.get(file.path), found.get(file.path)),
+            work=lambda file: self._sender.send(file, known.tree.get(file.path), known.found.get(file.path)),
             budget_bytes=_BUDGET_BYTES,
             workers=self._streams,
         )
         return list(results)
 
-    def _keep(self, file: OutFile, staged: Staged) -> None:
+    def keep(self, file: OutFile, staged: Staged) -> None:
+        """Take note of a file that has become durable, on the staging branch where there is one."""
         is_large = file in self._outgoing.shards or file.nbytes >= LARGE_FILE_BYTES
         if self._staging is None or not is_large:
             return
