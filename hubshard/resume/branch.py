@@ -6,6 +6,7 @@ Imports torch where one is made, not before.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["ResumeBranch"]
 
 _LOG = logging.getLogger("hubshard")
+_LAST_SECONDS = 2.0
 
 
 class ResumeBranch:
@@ -216,7 +218,7 @@ class ResumeBranch:
         """
         began = time.monotonic()
         op = Operation("save", self._path, self._on_event)
-        if not self._skips:
+        if self._preemption.stop_step is not None or not self._skips:  # the last save is not skipped
             self._saver.wait_for_disk()
         snapshot = self._taker.take(state, check=lambda: self._check_number(step), is_busy=self._is_busy)
         if snapshot is None:
@@ -264,12 +266,12 @@ class ResumeBranch:
         return self._preemption.exit_code
 
     def wait(self) -> None:
-        """Wait until what was saved is on the disk and on the Hub.
+        """Wait until what was saved is on the disk and on the Hub; when the run stops, as long as there is time.
 
         Raises:
             Exception: what failed in the background.
         """
-        self._saver.wait()
+        self._settle()
         self._saver.raise_error()
 
     def steps(self) -> list[int]:
@@ -308,6 +310,7 @@ class ResumeBranch:
             return
         self._is_closed = True
         try:
+            self._settle()
             self._saver.close()
         finally:
             if self._is_listening:
@@ -320,6 +323,12 @@ class ResumeBranch:
 
     def _is_busy(self) -> bool:
         return self._saver.is_writing
+
+    def _settle(self) -> None:
+        """Wait for the background: if the process is to be killed, with a little time left to end well."""
+        left = self._preemption.seconds_left if self._preemption.stop_step is not None else math.inf
+        if not self._saver.wait(None if math.isinf(left) else max(0.0, left - _LAST_SECONDS)):
+            self._saver.give_up_pushing()
 
     def _check_number(self, step: int) -> None:
         step_folder(step)

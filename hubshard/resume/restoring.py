@@ -126,8 +126,10 @@ class Restorer:
         disk = self._tried(lambda: self._local.manifest(number)) if is_on_disk else None
         hub = None if place is None else self._tried(lambda: _facts(place.open(number)))
         if disk is not None and hub is not None and disk[1] != hub[1]:
-            self._on_warning(number, "the disk holds another save of this number than the branch, which is taken")
+            self._problem = IntegrityError("the disk holds another save of this number than the branch")
             disk = None
+        if hub is not None and is_on_disk and disk is None and self._problem is not None:
+            self._on_warning(number, f"{self._problem.message}; it is read from the branch")
         found = hub or disk
         if found is None:
             return

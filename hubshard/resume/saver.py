@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from hubshard.resume.hub_branch import HubBranch
 from hubshard.resume.local_steps import LocalSteps
 from hubshard.resume.push_queue import PushQueue
 from hubshard.resume.saving import Written, push_step, write_step
+from hubshard.resume.sending import OutOfTimeError
 from hubshard.steps.retention import Retention
 from hubshard.steps.step import Step, encode_step, step_folder
 
@@ -61,6 +63,7 @@ class Saver:
         self._pushing = Background("hubshard-push")
         self._queue = PushQueue(retention)
         self._owed: list[Written] = []  # pushes that failed of steps that stay; of the thread that pushes
+        self._is_over = threading.Event()
         self.broken: frozenset[int] = frozenset()
         self.last_seconds = 0.0
 
@@ -73,10 +76,23 @@ class Saver:
         """Wait until the last snapshot is on the disk, or has failed."""
         self._writing.wait()
 
-    def wait(self) -> None:
-        """Wait until all is done, or has failed."""
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until all is done, or has failed.
+
+        Args:
+            timeout_seconds: for the pushes; what is written to the disk is waited for.
+
+        Returns:
+            False where pushes are still under way.
+        """
+        began = time.monotonic()
         self._writing.wait()
-        self._pushing.wait()
+        left = None if timeout_seconds is None else max(0.0, timeout_seconds - (time.monotonic() - began))
+        return self._pushing.wait(left)
+
+    def give_up_pushing(self) -> None:
+        """End the pushes that are under way: the time for them has run out."""
+        self._is_over.set()
 
     def raise_error(self) -> None:
         """Raise the oldest error that was not raised yet."""
@@ -155,6 +171,9 @@ class Saver:
         try:
             self._push_owed(hub, op)
             self._push_one(hub, written, op)
+        except OutOfTimeError as error:
+            _LOG.warning("step %d is on the disk, but not on the Hub: %s", number, error)
+            op.tell("warning", step_folder(number), detail=error.message)
         except BaseException as error:
             if self._queue.stays(number):
                 self._owed.append(written)
@@ -182,6 +201,7 @@ class Saver:
             retention=self._retention,
             broken=self._broken_after(written.number),
             op=op,
+            is_over=self._is_over,
         )
 
     def _broken_after(self, number: int) -> Collection[int]:

@@ -7,19 +7,21 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
-from hubshard.errors import FormatError
+from hubshard.errors import ConflictError, FormatError
 from hubshard.events import Operation
 from hubshard.protocols import Staged
 from hubshard.resume.hub_branch import HubBranch
 from hubshard.resume.local_steps import LocalSteps
 from hubshard.resume.push_queue import PushQueue
+from hubshard.resume.sending import Sending, check_time
 from hubshard.steps.canonical import decode
 from hubshard.steps.parts import FileReceipt, merge
 from hubshard.steps.retention import Retention
 from hubshard.steps.step import Step, StepFile, encode_step
-from hubshard.steps.writing import PieceStream, prepare_folder, stage_local, write_local, write_manifest
+from hubshard.steps.writing import PieceStream, prepare_folder, write_local, write_manifest
 
 if TYPE_CHECKING:
     from hubshard.resume.snapshot import Snapshot
@@ -120,6 +122,11 @@ def write_step(
         step = _merged(receipts, number, paths=snapshot.plan.paths)
         merged_step.append(step)
         there = local.numbers() - {*broken}
+        if max(there, default=-1) > number:
+            raise ConflictError(
+                f"{local.root} holds step {max(there)}, newer than {number}: another run saves there",
+                hint="give each run a folder of its own",
+            )
         kept = {*there, number} - {*retention.expired(there, number)} | queue.needed()
         return _Merged(encode_step(step), frozenset(step.file_of), frozenset(kept))
 
@@ -145,28 +152,25 @@ def push_step(
     retention: Retention,
     broken: Collection[int],
     op: Operation,
+    is_over: Event,
 ) -> None:
     """Make the files of a step durable on the Hub, then show it in one commit, which removes those past the retention.
 
     Raises:
         ConflictError: another run saves to the branch.
         StoreError: the Hub cannot be reached, or refuses.
+        OutOfTimeError: `is_over` was set: the time for it has run out.
     """
     if team.is_first:
         hub.on_retry = op.retry
     team.first(lambda: None if hub.is_known else _ignored(hub.look()))
 
     def stage() -> list[Staged]:
-        staged = []
-        for file in written.files:
-            path = local.folder(written.number) / file.name
-            item = stage_local(hub.store, hub.branch, path, file, step=written.number)
-            op.tell("sent", item.path, item.nbytes_sent)
-            op.tell("staged", item.path, item.nbytes)
-            staged.append(item)
-        return staged
+        sending = Sending(hub, op, is_over)
+        return [sending.stage(local.folder(written.number) / file.name, file) for file in written.files]
 
     def commit(staged: list[list[Staged]]) -> str:
+        check_time(is_over)
         if written.step is None:
             raise FormatError(f"step {written.number}: rank 0 does not know what it wrote")
         files = [item for of_rank in staged for item in of_rank]
