@@ -1,7 +1,8 @@
 """Large uploads in parts: every part is written to its place in one file, which becomes the object at the end.
 
 An upload is the folder `root/parts/<upload>`: the file `content`, and for each part that is whole and on disk a
-file named by its number, which holds its ETag.
+file named by its number, which holds its ETag. Parts that come in order are hashed as one while they come; the whole
+is read again at the end only where they did not, or where the server was started anew in between.
 """
 
 from __future__ import annotations
@@ -10,23 +11,79 @@ import hashlib
 import os
 import re
 import shutil
+import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hubshard.disk import sync_folder
+from blake3 import blake3
+
+from hubshard.disk import sync_folder, write_all
 from hubshard.errors import FormatError, IntegrityError
 from hubshard.hubserver.durable import insert, make_dir, temp_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from hashlib import _Hash
     from pathlib import Path
 
     from hubshard.hubserver.objects import ObjectStore
 
-__all__ = ["PartWriter", "join_parts", "sweep_parts"]
+__all__ = ["PartWriter", "Prefixes", "join_parts", "sweep_parts"]
 
 _UPLOAD = re.compile(r"[0-9a-f]{32}")
 _READ_BYTES = 1 << 20
+_KEPT_PREFIXES = 256
 _BINARY: int = getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
+
+
+@dataclass(slots=True)
+class _Prefix:
+    """The first parts of an upload, hashed as one.
+
+    Attributes:
+        turn: of the upload's parts begun so far, which one it was given to.
+        etags: of the parts that are in it.
+        sha256: of their bytes; None once a part came out of order.
+    """
+
+    turn: int = 0
+    etags: dict[int, str] = field(default_factory=dict)
+    sha256: _Hash | None = None
+
+
+class Prefixes:
+    """What is known of the beginnings of uploads; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[str, _Prefix] = {}
+
+    def begin(self, upload: str, number: int) -> _Prefix:
+        """What part `number` adds to. Whoever has begun another part of the upload finds out in `keep`."""
+        with self._lock:
+            last = self._found.pop(upload, _Prefix())
+            fits = list(last.etags) == list(range(1, number))
+            prefix = last if fits and last.sha256 is not None else _Prefix()
+            if number == 1:
+                prefix = _Prefix(sha256=hashlib.sha256())
+            prefix.turn = last.turn + 1
+            self._found[upload] = _Prefix(prefix.turn)
+            for oldest in list(self._found)[:-_KEPT_PREFIXES]:
+                del self._found[oldest]
+            return prefix
+
+    def keep(self, upload: str, prefix: _Prefix) -> None:
+        """Take note of a prefix that has grown by one part, unless another part was begun meanwhile."""
+        with self._lock:
+            last = self._found.get(upload)
+            if last is not None and last.turn == prefix.turn:
+                self._found[upload] = prefix
+
+    def end(self, upload: str, etags: Mapping[int, str]) -> str | None:
+        """The sha256 of the parts of these ETags together, where it is known."""
+        with self._lock:
+            found = self._found.pop(upload, _Prefix())
+        return found.sha256.hexdigest() if found.sha256 is not None and found.etags == etags else None
 
 
 class PartWriter:
@@ -34,31 +91,36 @@ class PartWriter:
 
     Args:
         root: the directory of the server.
+        prefixes: of all uploads.
         upload: 32 hexadecimal digits.
         number: of the part, from 1.
         offset: in bytes.
     """
 
-    def __init__(self, root: Path, upload: str, number: int, offset: int) -> None:
+    def __init__(self, root: Path, prefixes: Prefixes, upload: str, number: int, offset: int) -> None:
         self._folder = _folder(root, upload)
+        self._prefixes = prefixes
+        self._upload = upload
+        self._number = number
         self._marker = self._folder / str(number)
         make_dir(self._folder)
+        self._prefix = prefixes.begin(upload, number)
         self._marker.unlink(missing_ok=True)
         self._file = os.fdopen(os.open(self._folder / "content", os.O_RDWR | os.O_CREAT | _BINARY, 0o666), "r+b", 0)
         self._file.seek(offset)
-        self._hash = hashlib.sha256()
+        self._hash = blake3()
         self.nbytes = 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Append `data` to the part."""
-        left = memoryview(data)
-        while left:
-            left = left[self._file.write(left) :]
+        write_all(self._file.fileno(), memoryview(data))
         self._hash.update(data)
+        if self._prefix.sha256 is not None:
+            self._prefix.sha256.update(data)
         self.nbytes += len(data)
 
     def commit(self) -> str:
-        """Make the part durable; its ETag, the sha256 of its bytes."""
+        """Make the part durable; its ETag, the BLAKE3 hash of its bytes."""
         os.fsync(self._file.fileno())
         etag, temp = self._hash.hexdigest(), temp_path(self._folder)
         with temp.open("x") as file:
@@ -67,6 +129,8 @@ class PartWriter:
             os.fsync(file.fileno())
         temp.replace(self._marker)
         sync_folder(self._folder)
+        self._prefix.etags[self._number] = etag
+        self._prefixes.keep(self._upload, self._prefix)
         return etag
 
     def close(self) -> None:
@@ -75,12 +139,19 @@ class PartWriter:
 
 
 def join_parts(
-    root: Path, objects: ObjectStore, upload: str, etags: Mapping[int, str], sha256: str, nbytes: int
+    root: Path,
+    prefixes: Prefixes,
+    objects: ObjectStore,
+    upload: str,
+    etags: Mapping[int, str],
+    sha256: str,
+    nbytes: int,
 ) -> None:
     """Check an upload whose parts are all there, and make it an object.
 
     Args:
         root: the directory of the server.
+        prefixes: of all uploads.
         objects: where the object goes.
         upload: the upload.
         etags: part number → its ETag.
@@ -95,7 +166,7 @@ def join_parts(
     for number, etag in sorted(etags.items()):
         _check_part(folder / str(number), number, etag, sha256)
     content = folder / "content"
-    found = _sha256(content)
+    found = prefixes.end(upload, etags) or _sha256(content)
     if found != sha256 or content.stat().st_size != nbytes:
         raise IntegrityError(f"object {sha256}: the parts that arrived have sha256 {found}")
     insert(content, objects.path(sha256))

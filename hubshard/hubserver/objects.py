@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from hubshard.disk import write_all
 from hubshard.errors import FormatError, IntegrityError, NotFoundError
 from hubshard.hubserver.durable import insert, make_dir, remove, temp_path
 
@@ -83,14 +84,14 @@ class ObjectWriter:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._temp = temp_path(store.temp_dir)
-        self._file = self._temp.open("xb")
+        self._file = self._temp.open("xb", buffering=0)
         self._hash = hashlib.sha256()
         self._open = True
         self.nbytes = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Appends `data`."""
-        self._file.write(data)
+        write_all(self._file.fileno(), memoryview(data))
         self._hash.update(data)
         self.nbytes += len(data)
 
@@ -105,7 +106,6 @@ class ObjectWriter:
         sha256 = self._hash.hexdigest()
         try:
             self._check(sha256, expected_sha256, expected_bytes)
-            self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
             insert(self._temp, self._store.path(sha256))

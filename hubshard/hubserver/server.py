@@ -14,6 +14,7 @@ import uvicorn
 
 from hubshard.errors import NotFoundError, StoreError
 from hubshard.hubserver.app import SCHEMAS, create_app
+from hubshard.hubserver.direct import DirectHttp
 from hubshard.hubserver.gc import GcReport, collect
 from hubshard.hubserver.state import DATABASE_NAME, Settings, open_state
 
@@ -55,7 +56,12 @@ def serve(
         state.close()
         raise StoreError(f"{host}:{port} cannot be listened on: {error.strerror}") from error
     config = uvicorn.Config(
-        create_app(state), log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="on"
+        create_app(state),
+        http=DirectHttp,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=5,
+        lifespan="on",
     )
     with listener:
         server = uvicorn.Server(config)

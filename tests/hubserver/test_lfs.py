@@ -99,32 +99,34 @@ def parts(start_hub: StartHub) -> Api:
     return start_hub(Settings(lfs_part_bytes=PART)).api()
 
 
-def put_parts(api: Api, upload: dict[str, Any], data: bytes) -> list[dict[str, Any]]:
+def put_parts(api: Api, upload: dict[str, Any], data: bytes, *, backwards: bool) -> list[dict[str, Any]]:
     urls = {int(number): url for number, url in upload["header"].items() if number.isdigit()}
     assert sorted(urls) == list(range(1, -(-len(data) // PART) + 1))
     found = []
-    for number, url in sorted(urls.items(), reverse=True):
+    for number, url in sorted(urls.items(), reverse=backwards):
         answer = api("PUT", url, data[(number - 1) * PART : number * PART])
         assert answer.status == 200
         found.append({"partNumber": number, "etag": answer.headers["ETag"]})
     return found
 
 
-def test_a_large_upload_goes_in_parts_in_any_order(parts: Api) -> None:
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_large_upload_goes_in_parts_in_any_order(parts: Api, backwards: bool) -> None:
     repo, data = new_repo(parts), noise(3 * PART + 17, 5)
     upload = ask(parts, repo, data)["actions"]["upload"]
     assert upload["header"]["chunk_size"] == str(PART)
-    body = {"oid": hashlib.sha256(data).hexdigest(), "parts": put_parts(parts, upload, data)}
+    body = {"oid": hashlib.sha256(data).hexdigest(), "parts": put_parts(parts, upload, data, backwards=backwards)}
     assert parts("POST", upload["href"], body).status == 200
     assert parts("POST", upload["href"], body).status == 200  # the answer was lost
     assert commit(parts, repo, data) == 200
     assert read(parts, repo) == data
 
 
-def test_parts_that_are_missing_or_wrong_make_no_object(parts: Api) -> None:
+@pytest.mark.parametrize("backwards", [False, True])
+def test_parts_that_are_missing_or_wrong_make_no_object(parts: Api, backwards: bool) -> None:
     repo, data = new_repo(parts), noise(3 * PART, 6)
     upload, oid = ask(parts, repo, data)["actions"]["upload"], hashlib.sha256(data).hexdigest()
-    sent = put_parts(parts, upload, data)
+    sent = put_parts(parts, upload, data, backwards=backwards)
     wrong = [{**sent[0], "etag": '"other"'}, *sent[1:]]
     for listed in (sent[1:], wrong, []):
         assert parts("POST", upload["href"], {"oid": oid, "parts": listed}).status == 400
@@ -133,10 +135,24 @@ def test_parts_that_are_missing_or_wrong_make_no_object(parts: Api) -> None:
     assert parts("PUT", upload["header"]["1"].replace("part/1", "part/9"), b"x").status == 400
     assert parts("PUT", upload["header"]["1"], noise(PART + 1)).status == 413
     assert commit(parts, repo, data) == 400
-    other = put_parts(parts, upload, noise(3 * PART, 8))
+    other = put_parts(parts, upload, noise(3 * PART, 8), backwards=backwards)
     assert parts("POST", upload["href"], {"oid": oid, "parts": other}).status == 400
-    again = put_parts(parts, upload, data)
+    again = put_parts(parts, upload, data, backwards=backwards)
     assert parts("POST", upload["href"], {"oid": oid, "parts": again}).status == 200
+
+
+def test_a_part_that_is_sent_twice_counts_once_and_as_it_came_last(parts: Api) -> None:
+    repo, data = new_repo(parts), noise(3 * PART, 11)
+    upload, oid = ask(parts, repo, data)["actions"]["upload"], hashlib.sha256(data).hexdigest()
+    parts("PUT", upload["header"]["1"], noise(PART, 12))
+    parts("PUT", upload["header"]["2"], data[PART : 2 * PART])
+    sent = put_parts(parts, upload, data, backwards=False)
+    parts("PUT", upload["header"]["2"], noise(PART, 13))
+    assert parts("POST", upload["href"], {"oid": oid, "parts": sent}).status == 400
+    assert parts("PUT", upload["header"]["2"], data[PART : 2 * PART]).headers["ETag"] == sent[1]["etag"]
+    assert parts("POST", upload["href"], {"oid": oid, "parts": sent}).status == 200
+    assert commit(parts, repo, data) == 200
+    assert read(parts, repo) == data
 
 
 def test_large_files_are_listed_and_given_up_with_their_history(api: Api) -> None:

@@ -148,7 +148,7 @@ class _Committer:
         key = await self._state.run(self._check, wanted)
         reader = CommitReader(self._state.db)
         try:
-            await receive(self._state, request.stream(), reader.feed, max_bytes=_MAX_COMMIT_BYTES)
+            await receive(self._state, request, lambda part: reader.feed(bytes(part)), max_bytes=_MAX_COMMIT_BYTES)
             answer = await self._state.run(self._commit, wanted, reader)
         finally:
             self._state.counters.add(key, "regular_received", reader.nbytes)

@@ -20,7 +20,7 @@ from hubshard.hubserver.access import REPO_PATH, repo_for_write, repo_of
 from hubshard.hubserver.auth import require_write
 from hubshard.hubserver.errors import ApiError, bad_request, forbidden, repo_not_found, unprocessable
 from hubshard.hubserver.http import Call, page, route
-from hubshard.hubserver.multipart import PartWriter, join_parts
+from hubshard.hubserver.multipart import PartWriter, Prefixes, join_parts
 from hubshard.hubserver.rewrite import drop_files
 from hubshard.hubserver.xet.streams import receive
 
@@ -50,7 +50,7 @@ def lfs_routes(state: HubState) -> list[Route]:
         ),
         Route("/lfs/upload", uploads.put_object, methods=["PUT"]),
         Route("/lfs/part/{number:int}", uploads.put_part, methods=["PUT"]),
-        route(state, "POST", "/lfs/complete", _complete, kind="lfs_complete"),
+        route(state, "POST", "/lfs/complete", uploads.complete, kind="lfs_complete"),
         route(state, "POST", "/lfs/verify", _verify, kind="lfs_verify"),
         route(state, "GET", f"{REPO_PATH}/lfs-files", _list, kind="lfs_files"),
         route(state, "POST", f"{REPO_PATH}/lfs-files/batch", _delete, kind="lfs_files"),
@@ -120,6 +120,7 @@ class _Uploads:
 
     def __init__(self, state: HubState) -> None:
         self._state = state
+        self._prefixes = Prefixes()
 
     async def put_object(self, request: Request) -> Response:
         """A whole object."""
@@ -128,7 +129,7 @@ class _Uploads:
         claims = _grant(state, request.query_params.get("grant", ""))
         writer = await state.run(state.objects.writer)
         try:
-            await receive(state, request.stream(), writer.write, max_bytes=claims["size"])
+            await receive(state, request, writer.write, max_bytes=claims["size"])
             await state.run(writer.commit, claims["oid"], claims["size"])
         finally:
             await state.run(writer.abort)
@@ -144,29 +145,31 @@ class _Uploads:
         number, most = request.path_params["number"], state.settings.lfs_part_bytes
         if "upload" not in claims or not 1 <= number <= -(-claims["size"] // most):
             raise bad_request(f"part {number} does not belong to this upload")
-        writer = await state.run(PartWriter, state.root, claims["upload"], number, (number - 1) * most)
+        writer = await state.run(PartWriter, state.root, self._prefixes, claims["upload"], number, (number - 1) * most)
         try:
-            await receive(state, request.stream(), writer.write, max_bytes=most)
+            await receive(state, request, writer.write, max_bytes=most)
             etag = await state.run(writer.commit)
         finally:
             await state.run(writer.close)
             state.counters.add(claims["key"], "lfs_received", writer.nbytes)
         return Response(status_code=200, headers={"ETag": f'"{etag}"'})
 
-
-def _complete(call: Call) -> Response:
-    state, claims, body = call.state, _grant(call.state, call.query.get("grant", "")), call.json()
-    if body.get("oid") != claims["oid"] or "upload" not in claims:
-        raise bad_request("the completed object is not the one that the URL is signed for")
-    parts = body.get("parts", [])
-    etags = {int(part["partNumber"]): str(part["etag"]).strip('"') for part in parts}
-    if sorted(etags) != list(range(1, -(-claims["size"] // state.settings.lfs_part_bytes) + 1)):
-        raise bad_request("the list of parts is not complete")
-    # A client that lost the answer completes again; the parts are gone then, and the repo holds the object.
-    if registry.held_bytes(state.db.connection(), claims["repo"], claims["oid"]) is None:
-        join_parts(state.root, state.objects, claims["upload"], etags, claims["oid"], claims["size"])
-        _register(state, claims)
-    return JSONResponse({"success": True})
+    def complete(self, call: Call) -> Response:
+        """Join the parts of an object."""
+        state, claims, body = call.state, _grant(call.state, call.query.get("grant", "")), call.json()
+        if body.get("oid") != claims["oid"] or "upload" not in claims:
+            raise bad_request("the completed object is not the one that the URL is signed for")
+        parts = body.get("parts", [])
+        etags = {int(part["partNumber"]): str(part["etag"]).strip('"') for part in parts}
+        if sorted(etags) != list(range(1, -(-claims["size"] // state.settings.lfs_part_bytes) + 1)):
+            raise bad_request("the list of parts is not complete")
+        # A client that lost the answer completes again; the parts are gone then, and the repo holds the object.
+        if registry.held_bytes(state.db.connection(), claims["repo"], claims["oid"]) is None:
+            join_parts(
+                state.root, self._prefixes, state.objects, claims["upload"], etags, claims["oid"], claims["size"]
+            )
+            _register(state, claims)
+        return JSONResponse({"success": True})
 
 
 def _register(state: HubState, claims: dict[str, Any]) -> None:

@@ -125,7 +125,7 @@ class _Cas:
         async with self._uploads:
             writer = await self._state.run(self._files.xorbs.writer, xorb)
             try:
-                nbytes = await receive(self._state, request.stream(), writer.write, max_bytes=_MAX_BODY_BYTES)
+                nbytes = await receive(self._state, request, writer.write, max_bytes=_MAX_BODY_BYTES)
                 inserted, index = await self._state.run(writer.commit)
             finally:
                 await self._state.run(writer.abort)

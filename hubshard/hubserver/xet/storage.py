@@ -63,7 +63,7 @@ class XorbWriter:
         self._temp = temp_path(store.temp_dir, prefix="xorb")
         self._file = self._temp.open("xb", buffering=0)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Takes the next bytes of the serialized xorb.
 
         Raises:

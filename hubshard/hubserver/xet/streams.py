@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from starlette.requests import ClientDisconnect
+
+from hubshard.hubserver.direct import take_rest
 from hubshard.hubserver.errors import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from io import RawIOBase
     from pathlib import Path
+
+    from starlette.requests import Request
 
     from hubshard.hubserver.state import HubState
 
@@ -20,11 +25,11 @@ _PIECE_BYTES = 1 << 20
 
 
 async def receive(
-    state: HubState, body: AsyncIterator[bytes], write: Callable[[bytes], None], *, max_bytes: int
+    state: HubState, request: Request, write: Callable[[bytes | memoryview], None], *, max_bytes: int
 ) -> int:
-    """Hands a request's body to `write`, in a thread, in order and in the pieces in which it comes.
+    """Hands a request's body to `write`, in a thread, in order and in pieces, each of which is valid during the call.
 
-    At most about 3 MiB are held: one that comes in, one that waits, one that is written.
+    At most about 3 MiB are held: what comes in, what waits, and what is written.
 
     Returns:
         The size of the body in bytes.
@@ -32,8 +37,35 @@ async def receive(
     Raises:
         ApiError: 413: the body is larger than `max_bytes`.
     """
-    nbytes = held_bytes = 0
-    held: list[bytes] = []
+    body = request.stream()
+    first = await anext(body, b"")
+    if len(first) > max_bytes or int(request.headers.get("content-length", 0)) > max_bytes:
+        raise ApiError(413, f"the body has more than {max_bytes} bytes")
+    rest = take_rest(request, len(first))
+    if rest is None:
+        return await _receive_pieces(state, first, body, write, max_bytes=max_bytes)
+    try:
+        await state.run(write, first)
+        async for block in rest.blocks():
+            await state.run(write, block)
+    except ClientDisconnect:
+        raise
+    except Exception:
+        await rest.drop()
+        raise
+    return int(request.headers["content-length"])
+
+
+async def _receive_pieces(
+    state: HubState,
+    first: bytes,
+    body: AsyncIterator[bytes],
+    write: Callable[[bytes | memoryview], None],
+    *,
+    max_bytes: int,
+) -> int:
+    nbytes = held_bytes = len(first)
+    held = [first]
     writing: asyncio.Task[None] | None = None
     try:
         async for part in body:
@@ -54,7 +86,7 @@ async def receive(
     return nbytes
 
 
-def _write_each(write: Callable[[bytes], None], parts: list[bytes]) -> None:
+def _write_each(write: Callable[[bytes | memoryview], None], parts: list[bytes]) -> None:
     for part in parts:
         write(part)
 

@@ -153,7 +153,7 @@ class ChunkParser:
         self._packed_bytes = 0
         self._unpacked_bytes = 0
 
-    def feed(self, data: bytes) -> list[bytes | memoryview]:
+    def feed(self, data: bytes | memoryview) -> list[bytes | memoryview]:
         """Takes the next bytes.
 
         Returns:
