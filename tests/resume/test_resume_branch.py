@@ -1,0 +1,543 @@
+"""ResumeBranch in one process, with a local folder alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hubshard.errors import ConflictError, FormatError, HubshardError, IncompleteError, IntegrityError, NotFoundError
+from hubshard.events import Event
+
+torch = pytest.importorskip("torch")
+
+from hubshard import ResumeBranch  # noqa: E402
+from hubshard.steps.step import MANIFEST_NAME, decode_step, step_folder  # noqa: E402
+
+
+def _state(seed: int, rows: int = 700) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    bits = torch.randint(0, 256, (7, 8), dtype=torch.uint8, generator=generator)
+    return {
+        "model": {
+            "large": torch.randn(rows, 300, generator=generator),
+            "column": torch.randn(6, 10, generator=generator).t(),
+            "part": torch.randn(100, generator=generator)[10:31],
+            "conj": torch.randn(4, dtype=torch.complex64, generator=generator).conj(),
+            "bf16": torch.randn(5, 3, generator=generator).bfloat16(),
+            "fp8": bits.view(torch.float8_e4m3fn),
+            "empty": torch.empty(0, 7),
+            "scalar": torch.tensor(float(seed)),
+            "mask": bits > 100,
+        },
+        "lists": [{"exp_avg": torch.randn(3, generator=generator)}, {"exp_avg": torch.full((2,), seed)}],
+        "epoch": seed,
+        "limits": [2**80 + seed, -0.0, {"a": None}],
+    }
+
+
+def _bits(value: Any) -> Any:
+    """A state as something that is equal only where every bit is."""
+    if isinstance(value, torch.Tensor):
+        plain = value.detach().resolve_conj().contiguous().reshape(-1)
+        return str(value.dtype), tuple(value.shape), bytes(plain.view(torch.uint8).numpy()) if plain.numel() else b""
+    if isinstance(value, dict):
+        return {key: _bits(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_bits(item) for item in value]
+    return type(value).__name__, repr(value)
+
+
+def _is(state: dict[str, Any], seed: int) -> bool:
+    return bool(_bits(state) == _bits(_state(seed)))
+
+
+def _open(folder: Path, **options: Any) -> ResumeBranch:
+    return ResumeBranch(None, local_dir=folder, signals=(), **options)
+
+
+def _saved(folder: Path, *steps: int, **options: Any) -> None:
+    with _open(folder, **{"keep": 9, **options}) as branch:
+        for step in steps:
+            branch.save(_state(step), step)
+
+
+def _restored(folder: Path, **options: Any) -> tuple[int | None, dict[str, Any]]:
+    state = _state(0)
+    with _open(folder) as branch:
+        return branch.restore(state, **options), state
+
+
+def _data_file(folder: Path, step: int) -> Path:
+    (found,) = (folder / step_folder(step)).glob("rank-*.safetensors")
+    return found
+
+
+def _flip(path: Path, at: int = -9) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+class _Gate:
+    """Stops the save of each step in its background when its files are shown on the disk, until it is opened."""
+
+    def __init__(self, kind: str = "commit") -> None:
+        self.events: list[Event] = []
+        self.kind = kind
+        self.reached = threading.Event()
+        self.open = threading.Event()
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        if event.operation == "save" and event.kind == self.kind:
+            self.reached.set()
+            assert self.open.wait(60)
+
+    def told(self, *kinds: str) -> list[tuple[str, str]]:
+        return [(event.operation, event.kind) for event in self.events if event.kind in kinds]
+
+
+# Saving and restoring
+
+
+def test_what_was_saved_last_comes_back_bit_by_bit(tmp_path: Path) -> None:
+    assert _restored(tmp_path)[0] is None
+    _saved(tmp_path, 1, 2)
+    step, state = _restored(tmp_path)
+    assert step == 2
+    assert _is(state, 2)
+
+
+def test_a_step_can_be_named(tmp_path: Path) -> None:
+    _saved(tmp_path, 1, 2)
+    step, state = _restored(tmp_path, step=1)
+    assert step == 1
+    assert _is(state, 1)
+    with pytest.raises(NotFoundError, match="no step 3 is saved; there are 1, 2"):
+        _restored(tmp_path, step=3)
+
+
+def test_the_state_may_change_as_soon_as_save_returns(tmp_path: Path) -> None:
+    gate = _Gate("start")
+    state = _state(1)
+    with _open(tmp_path, on_event=gate) as branch:
+        gate.open.set()
+        branch.save(state, 1)
+        for tensor in state["model"].values():
+            tensor.zero_()
+    assert _is(_restored(tmp_path)[1], 1)
+
+
+def test_models_and_optimizers_are_saved_and_filled_where_they_stand(tmp_path: Path) -> None:
+    def make(seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(4, 3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * seed)
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+        return {"model": model, "optimizer": optimizer, "n": seed}
+
+    first, second = make(1), make(2)
+    kept = second["model"]
+    with _open(tmp_path) as branch:
+        branch.save(first, 1)
+        assert branch.restore(second) == 1
+    assert second["model"] is kept
+    assert _bits(dict(second["model"].state_dict())) == _bits(dict(first["model"].state_dict()))
+    assert _bits(second["optimizer"].state_dict()) == _bits(first["optimizer"].state_dict())
+    assert second["n"] == 1
+
+
+def test_an_object_with_a_state_of_its_own_says_what_a_step_is_loaded_into(tmp_path: Path) -> None:
+    class State:
+        def __init__(self) -> None:
+            self.tensors: dict[str, Any] = {}
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.tensors
+
+        def prepare_load(self, step: Any) -> dict[str, Any]:
+            return {name: torch.empty(held.spec.shape) for name, held in step.tensors.items()}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.tensors = state
+
+    saved, empty = State(), State()
+    saved.tensors = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
+    with _open(tmp_path) as branch:
+        branch.save(saved, 7)
+        assert branch.restore(empty) == 7
+    assert _bits(empty.tensors) == _bits(saved.tensors)
+
+
+def test_one_copy_is_kept_in_the_same_memory_from_save_to_save(tmp_path: Path) -> None:
+    with _open(tmp_path) as branch:
+        seen = set()
+        for step in (1, 2, 3):
+            branch.save(_state(step), step)
+            seen.add(branch._taker._buffer._memory.data_ptr())
+    assert len(seen) == 1
+
+
+def test_a_layout_that_changes_between_two_saves_is_planned_anew(tmp_path: Path) -> None:
+    state = _state(1)
+    with _open(tmp_path) as branch:
+        branch.save(state, 1)
+        state["model"]["more"] = torch.ones(5)
+        state["model"]["large"] = torch.ones(3)
+        del state["model"]["column"]
+        branch.save(state, 2)
+        found = {**_state(0), "model": {**_state(0)["model"], "more": torch.zeros(5), "large": torch.zeros(3)}}
+        del found["model"]["column"]
+        assert branch.restore(found) == 2
+    assert _bits(found) == _bits(state)
+
+
+def test_nothing_is_pickled_and_the_files_are_bounded(tmp_path: Path) -> None:
+    _saved(tmp_path, 1, max_file_size="300KB")
+    files = list((tmp_path / step_folder(1)).iterdir())
+    assert len(files) > 3
+    assert all(path.stat().st_size <= 300_000 for path in files if path.name != MANIFEST_NAME)
+    assert {path.suffix for path in files} == {".safetensors", ".json"}
+
+
+def test_a_save_and_a_restore_are_told(tmp_path: Path) -> None:
+    events: list[Event] = []
+    with _open(tmp_path, on_event=events.append) as branch:
+        branch.save(_state(1), 1)
+        branch.restore(_state(0))
+    told = [(event.operation, event.kind) for event in events]
+    assert told == [
+        ("save", "start"),
+        ("save", "commit"),
+        ("save", "end"),
+        ("restore", "start"),
+        ("restore", "received"),
+        ("restore", "end"),
+    ]
+    assert events[0].detail == "step 1"
+    assert events[1].path.endswith(step_folder(1))
+    assert events[1].nbytes > 700 * 300 * 4
+    assert events[5].totals is not None
+    assert events[5].totals.received_bytes == events[4].nbytes > 700 * 300 * 4
+
+
+# One save while another is under way
+
+
+def test_a_save_is_skipped_while_another_is_under_way_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = _Gate()
+    with _open(tmp_path, busy="skip", on_event=gate) as branch:
+        assert branch.save(_state(1), 1)
+        assert gate.reached.wait(60)
+        assert not branch.save(_state(2), 2)
+        gate.open.set()
+        branch.wait()
+        assert branch.save(_state(3), 3)
+    assert "step 2 is not saved: the one before is still being written" in caplog.text
+    assert gate.told("skipped") == [("save", "skipped")]
+    with _open(tmp_path) as branch:
+        assert branch.steps() == [1, 3]
+
+
+def test_a_save_waits_for_another_and_they_are_never_mixed(tmp_path: Path) -> None:
+    gate = _Gate()
+    with _open(tmp_path, on_event=gate) as branch:
+        branch.save(_state(1), 1)
+        assert gate.reached.wait(60)
+        second = threading.Thread(target=lambda: branch.save(_state(2), 2))
+        second.start()
+        second.join(0.3)
+        assert second.is_alive()
+        assert len(gate.told("start")) == 1
+        gate.open.set()
+        second.join(60)
+    assert [kind for _, kind in gate.told("start", "commit")] == ["start", "commit", "start", "commit"]
+    for step in (1, 2):
+        assert _is(_restored(tmp_path, step=step)[1], step)
+
+
+def test_what_fails_in_the_background_is_raised_by_the_next_call_with_the_step(tmp_path: Path) -> None:
+    (tmp_path / step_folder(2)).touch()  # where a folder should be
+    with _open(tmp_path) as branch:
+        branch.save(_state(1), 1)
+        branch.save(_state(2), 2)
+        with pytest.raises(HubshardError, match="step 2 was not saved: FileExistsError"):
+            branch.wait()
+        branch.save(_state(2), 2)
+        branch._saver.wait()
+        with pytest.raises(HubshardError, match="step 2 was not saved"):
+            branch.should_save(2)
+        branch.save(_state(2), 2)
+        with pytest.raises(HubshardError, match="step 2 was not saved"):
+            branch.save(_state(3), 3)
+        branch.wait()
+        assert branch.steps() == [1, 3]
+    assert _is(_restored(tmp_path)[1], 3)
+
+
+def test_an_error_of_the_background_is_raised_by_close_and_logged_beside_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / step_folder(1)).touch()
+    with pytest.raises(HubshardError, match="step 1 was not saved"), _open(tmp_path) as branch:
+        branch.save(_state(1), 1)
+
+    def fail() -> None:
+        with _open(tmp_path) as branch:
+            branch.save(_state(1), 1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert "step 1: " in caplog.text
+
+
+def test_what_cannot_be_stored_is_refused_by_its_path_and_nothing_is_written(tmp_path: Path) -> None:
+    with _open(tmp_path) as branch:
+        with pytest.raises(FormatError, match=r"limits\.1: an object cannot be stored"):
+            branch.save(_state(1) | {"limits": {1: object()}}, 1)
+        sparse = torch.eye(3).to_sparse()
+        with pytest.raises(FormatError, match=r"'model\.large' is torch\.sparse_coo"):
+            branch.save({"model": {"large": sparse}}, 1)
+        with pytest.raises(FormatError, match="-1 is no number of a step"):
+            branch.save(_state(1), -1)
+        assert branch.steps() == []
+        branch.save(_state(1), 1)
+    assert _is(_restored(tmp_path)[1], 1)
+
+
+# Which steps stay
+
+
+def test_the_newest_steps_stay_with_every_nth_and_those_that_are_pinned(tmp_path: Path) -> None:
+    _saved(tmp_path, *range(1, 12), keep=2, keep_every=4, pinned=[3])
+    with _open(tmp_path) as branch:
+        assert branch.steps() == [3, 4, 8, 10, 11]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [step_folder(step) for step in (3, 4, 8, 10, 11)]
+
+
+def test_what_a_killed_save_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    _saved(tmp_path, 1)
+    for step in (2, 9):
+        folder = tmp_path / step_folder(step)
+        folder.mkdir()
+        (folder / ".rank-00000-00001-abc.part").touch()
+        (folder / "rank-00003-00001-0123456789ab.safetensors").touch()
+    assert _restored(tmp_path)[0] == 1
+    _saved(tmp_path, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [step_folder(1), step_folder(3)]
+
+
+def test_files_of_others_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+    _saved(tmp_path, 1)
+    notes = tmp_path / step_folder(1) / "notes.txt"
+    notes.write_text("mine")
+    (tmp_path / "other").mkdir()
+    _saved(tmp_path, 2, keep=1)
+    assert notes.read_text() == "mine"
+    assert (tmp_path / "other").is_dir()
+    with _open(tmp_path) as branch:
+        assert branch.steps() == [2]
+
+
+def test_a_step_that_is_saved_again_replaces_the_first(tmp_path: Path) -> None:
+    with _open(tmp_path) as branch:
+        branch.save(_state(1), 5)
+        branch.save(_state(2), 5)
+    assert _is(_restored(tmp_path)[1], 2)
+    assert len(list((tmp_path / step_folder(5)).iterdir())) == 2
+
+
+def test_no_step_is_saved_behind_a_newer_one_until_that_is_rolled_back(tmp_path: Path) -> None:
+    _saved(tmp_path, 4, 6, 8)
+    with _open(tmp_path) as branch:
+        with pytest.raises(ConflictError, match="step 8 is saved already, newer than 7"):
+            branch.save(_state(7), 7)
+        assert branch.restore(_state(0), step=4) == 4
+        with pytest.raises(ConflictError, match="step 8 is saved already"):
+            branch.save(_state(5), 5)
+        with pytest.raises(NotFoundError, match="no step 5 is saved"):
+            branch.rollback(5)
+        assert branch.rollback(4) == [6, 8]
+        assert branch.steps() == [4]
+        branch.save(_state(5), 5)
+    assert _is(_restored(tmp_path)[1], 5)
+
+
+def test_another_run_in_the_same_folder_is_found_out(tmp_path: Path) -> None:
+    with _open(tmp_path) as branch:
+        branch.save(_state(1), 1)
+        branch.wait()
+        _saved(tmp_path, 7)
+        branch.save(_state(2), 2)
+        with pytest.raises(ConflictError, match=r"step 2 was not saved: .*holds step 7, newer than 2: another run"):
+            branch.wait()
+    assert _is(_restored(tmp_path)[1], 7)
+
+
+# Broken steps
+
+
+def _lose(folder: Path) -> None:
+    next(folder.glob("rank-*")).unlink()
+
+
+def _truncate(folder: Path) -> None:
+    path = next(folder.glob("rank-*"))
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def _flip_data(folder: Path) -> None:
+    _flip(next(folder.glob("rank-*")))
+
+
+def _damage_manifest(folder: Path) -> None:
+    _flip(folder / MANIFEST_NAME)
+
+
+def _swap_manifest(folder: Path) -> None:
+    (folder / MANIFEST_NAME).write_bytes((folder.parent / step_folder(1) / MANIFEST_NAME).read_bytes())
+
+
+BREAKAGES = [
+    (_lose, "missing: rank-"),
+    (_truncate, "missing: rank-"),
+    (_flip_data, "block .* is not as it was saved"),
+    (_damage_manifest, "manifest"),
+    (_swap_manifest, "is the manifest of step 1"),
+]
+
+
+@pytest.mark.parametrize(("break_it", "reason"), BREAKAGES)
+def test_a_broken_step_is_passed_over_and_said_and_gone_with_the_next_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, break_it: Callable[[Path], None], reason: str
+) -> None:
+    _saved(tmp_path, 1, 2, 3)
+    break_it(tmp_path / step_folder(3))
+    events: list[Event] = []
+    state = _state(0)
+    with _open(tmp_path, on_event=events.append, keep=9) as branch:
+        assert branch.restore(state) == 2
+        assert _is(state, 2)
+        assert re.search(f"step 3 is passed over: .*{reason}", caplog.text)
+        assert [event.path for event in events if event.kind == "warning"] == [step_folder(3)]
+        branch.save(_state(2), 2)
+        branch.wait()
+        assert branch.steps() == [1, 2]
+        branch.save(_state(3), 3)
+    assert _is(_restored(tmp_path)[1], 3)
+
+
+def test_a_save_that_did_not_end_is_passed_over_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _saved(tmp_path, 1, 2)
+    (tmp_path / step_folder(2) / MANIFEST_NAME).unlink()
+    assert _restored(tmp_path)[0] == 1
+    assert "step 2 is passed over: the save did not end" in caplog.text
+    (tmp_path / step_folder(1) / MANIFEST_NAME).unlink()
+    assert _restored(tmp_path)[0] is None
+
+
+def test_a_flipped_byte_in_the_only_step_says_that_the_state_is_partly_overwritten(tmp_path: Path) -> None:
+    _saved(tmp_path, 1)
+    _flip(_data_file(tmp_path, 1))
+    with pytest.raises(IntegrityError, match="no older step can be read, and the state is partly overwritten"):
+        _restored(tmp_path)
+    with pytest.raises(IntegrityError, match="it was asked for, and the state is partly overwritten"):
+        _restored(tmp_path, step=1)
+
+
+def test_a_step_without_a_file_is_refused_before_the_state_is_touched(tmp_path: Path) -> None:
+    _saved(tmp_path, 1)
+    _data_file(tmp_path, 1).unlink()
+    state = _state(0)
+    with _open(tmp_path) as branch, pytest.raises(IncompleteError, match="missing: rank-"):
+        branch.restore(state)
+    assert _is(state, 0)
+
+
+def test_a_named_step_that_is_broken_is_not_replaced_by_another(tmp_path: Path) -> None:
+    _saved(tmp_path, 1, 2)
+    _data_file(tmp_path, 2).unlink()
+    with pytest.raises(IncompleteError, match="missing: rank-"):
+        _restored(tmp_path, step=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"more": torch.ones(2)}, "model.more"),
+        ({"scalar": torch.ones(2)}, "model.scalar"),
+        ({"bf16": torch.ones(5, 3)}, "model.bf16"),
+    ],
+)
+def test_a_state_that_a_step_does_not_fit_is_told_and_not_touched(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    _saved(tmp_path, 1)
+    state = _state(0)
+    state["model"] |= change
+    before = _bits(state)
+    with _open(tmp_path) as branch, pytest.raises(FormatError, match=reason):
+        branch.restore(state)
+    assert _bits(state) == before
+
+
+# When to save, and when to stop
+
+
+def test_it_is_to_be_saved_every_so_many_steps_and_not_twice(tmp_path: Path) -> None:
+    with _open(tmp_path, every=3) as branch:
+        due = []
+        for step in range(1, 8):
+            if branch.should_save(step):
+                due.append(step)
+                branch.save(_state(step), step)
+                assert not branch.should_save(step)
+            assert not branch.should_stop(step)
+        assert branch.exit_code == 0
+    assert due == [3, 6]
+
+
+def test_a_signal_leads_to_a_last_save_and_to_the_exit_code_of_its_number(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    with ResumeBranch(None, local_dir=tmp_path, every=100, busy="skip", signals=[signal.SIGUSR1]) as branch:
+        for step in range(1, 9):
+            if step == 5:
+                signal.raise_signal(signal.SIGUSR1)
+            if branch.should_save(step):
+                assert branch.save(_state(step), step)
+            if branch.should_stop(step):
+                break
+        assert branch.exit_code == 128 + signal.SIGUSR1
+    assert signal.getsignal(signal.SIGUSR1) == before
+    step_found, state = _restored(tmp_path)
+    assert step_found == 5
+    assert _is(state, 5)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"busy": "perhaps"}, {"keep": 0}, {"every": 0}, {"max_file_size": "much"}, {"every": "auto"}]
+)
+def test_arguments_that_make_no_sense_are_refused_at_once(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(FormatError):
+        _open(tmp_path / "steps", **wrong)
+    assert not (tmp_path / "steps").exists()
+
+
+def test_closing_twice_is_fine_and_the_manifest_tells_the_ranks(tmp_path: Path) -> None:
+    branch = _open(tmp_path)
+    branch.save(_state(1), 1)
+    branch.close()
+    branch.close()
+    raw = (tmp_path / step_folder(1) / MANIFEST_NAME).read_bytes()
+    assert decode_step(raw, path="manifest").world_size == 1
