@@ -73,7 +73,8 @@ class OptimizerPart:
         groups = [
             dict(group) | {"params": sorted(number[name] for name in group["params"])} for group in tree["param_groups"]
         ]
-        state = {number.get(name, name): values for name, values in tree["state"].items()}
+        ordered = sorted(tree["state"].items(), key=lambda item: number.get(item[0], len(number)))
+        state = {number.get(name, name): values for name, values in ordered}
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         if type(self.optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
             self._put_exactly(tree)

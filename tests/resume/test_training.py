@@ -1,0 +1,150 @@
+"""A real training, killed at random moments and restarted, goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import Hub
+
+pytest.importorskip("torch")
+
+SCRIPT = Path(__file__).with_name("train_gpt.py")
+
+
+class Trainer:
+    """Starts ranks as forks of a process that has imported everything already."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, SCRIPT], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, line: str) -> int:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(line + "\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+    def start(self, out: Path, *, ranks: int = 1, **told: Any) -> list[int]:
+        """Start the ranks of a run; their process numbers."""
+        store = out / f"store-{time.monotonic_ns()}"
+        common = {"out": str(out), "ranks": ranks, "store": str(store), **told}
+        return [self.ask(json.dumps({**common, "rank": rank})) for rank in range(ranks)]
+
+    def wait(self, pids: list[int]) -> list[int]:
+        """Until the ranks end; their statuses."""
+        return [self.ask(f"wait {pid}") for pid in pids]
+
+    def finish(self, out: Path, **told: Any) -> None:
+        """Start the ranks of a run, which end well."""
+        statuses = self.wait(self.start(out, **told))
+        assert not any(statuses), errors(out)
+
+    def kill(self, pids: list[int]) -> list[int]:
+        """SIGKILL to the ranks and their workers; their statuses."""
+        for pid in pids:
+            os.killpg(pid, signal.SIGKILL)
+        return self.wait(pids)
+
+    def stop(self) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait(30)
+        assert self._server.stdout is not None
+        self._server.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def trainer(module_hub: Hub) -> Iterator[Trainer]:
+    made = Trainer(module_hub.client_env() | {"OMP_NUM_THREADS": "1"})
+    yield made
+    made.stop()
+
+
+def errors(out: Path) -> str:
+    return "\n".join(path.read_text()[-4000:] for path in sorted(out.glob("errors-*.txt")))
+
+
+def lines(out: Path, rank: int = 0) -> list[dict[str, Any]]:
+    log = out / f"log-{rank}.jsonl"
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def steps(out: Path, rank: int = 0) -> dict[int, dict[str, Any]]:
+    """What was logged of each step; what was logged twice is the same, since a step that is done again is the same."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in lines(out, rank):
+        if "step" in line:
+            assert found.setdefault(line["step"], line) == line
+    return found
+
+
+def lives(out: Path) -> list[int | None]:
+    """The step that each life began with."""
+    return [line["restored"] for line in lines(out) if "restored" in line]
+
+
+def folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
+
+
+def wait_for_lines(out: Path, count: int, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while len(lines(out)) < count:
+        assert time.monotonic() < end, errors(out)
+        time.sleep(0.002)
+
+
+def train_with_kills(trainer: Trainer, out: Path, *, kills: int, moments: random.Random, **told: Any) -> None:
+    """Train to the end, with so many kills on the way; after each third the next life finds an empty disk."""
+    for number in range(kills):
+        began = len(lines(out))
+        pids = trainer.start(out, **told)
+        if moments.random() < 0.8:  # else within the start, or the restore
+            wait_for_lines(out, began + moments.randint(1, 9))
+        time.sleep(moments.uniform(0, 0.2))
+        assert set(trainer.kill(pids)) == {-signal.SIGKILL}, errors(out)
+        if number % 3 == 2:
+            shutil.rmtree(told["local_dir"], ignore_errors=True)
+    trainer.finish(out, **told)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "workers", "kills", "count"),
+    [
+        pytest.param(1, 0, 20, 90, id="1 rank"),
+        pytest.param(2, 2, 4, 30, id="2 ranks"),
+        pytest.param(2, 2, 20, 90, id="2 ranks, often", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+        pytest.param(1, 2, 20, 90, id="1 rank with workers, often", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+    ],
+)
+def test_a_run_that_is_killed_again_and_again_has_the_losses_and_weights_of_one_that_never_was(
+    trainer: Trainer, tmp_path: Path, ranks: int, workers: int, kills: int, count: int
+) -> None:
+    told: dict[str, Any] = {"ranks": ranks, "workers": workers, "steps": count, "dump": ["saved"]}
+    calm, killed = folder(tmp_path / "calm"), folder(tmp_path / "killed")
+    trainer.finish(calm, local_dir=str(calm / "steps"), **told)
+    moments = random.Random(ranks * 100 + kills)
+    repo = f"org/killed-{ranks}-{workers}-{kills}"
+    train_with_kills(trainer, killed, kills=kills, moments=moments, repo=repo, local_dir=str(killed / "steps"), **told)
+    assert lives(calm) == [None]
+    assert len({step for step in lives(killed) if step}) >= kills // 5  # it went on from many steps
+    for rank in range(ranks):
+        assert steps(killed, rank).keys() == set(range(1, count + 1))
+        assert steps(killed, rank) == steps(calm, rank)
+    assert json.loads((killed / "saved.json").read_text()) == json.loads((calm / "saved.json").read_text())
