@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         offload,
         open_checkpoint,
     )
+    from hubshard.promotion import Promoted, promote
     from hubshard.publish import Published, push_to_hub
     from hubshard.report import Difference, Problem, Verification, diff, verify
     from hubshard.resume import ResumableLoader, ResumableSampler, ResumeBranch, TrainState
@@ -53,6 +54,7 @@ __all__ = [
     "Offloaded",
     "OnEvent",
     "Problem",
+    "Promoted",
     "Published",
     "ResumableLoader",
     "ResumableSampler",
@@ -69,6 +71,7 @@ __all__ = [
     "load_into",
     "offload",
     "open_checkpoint",
+    "promote",
     "pull",
     "push_to_hub",
     "rollback",
@@ -84,6 +87,7 @@ _HOME = {
     "LoadReport": "hubshard.lazy",
     "Offloaded": "hubshard.lazy",
     "Problem": "hubshard.report",
+    "Promoted": "hubshard.promotion",
     "Published": "hubshard.publish",
     "ResumableLoader": "hubshard.resume",
     "ResumableSampler": "hubshard.resume",
@@ -97,6 +101,7 @@ _HOME = {
     "load_into": "hubshard.lazy",
     "offload": "hubshard.lazy",
     "open_checkpoint": "hubshard.lazy",
+    "promote": "hubshard.promotion",
     "pull": "hubshard.fetch",
     "push_to_hub": "hubshard.publish",
     "rollback": "hubshard.history",

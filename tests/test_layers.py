@@ -23,7 +23,7 @@ LAYERS = {
     3: {"store", "sources"},
     4: {"steps"},
     5: {"publish", "fetch", "lazy", "history", "convert", "report", "resume"},
-    6: {"dcp", "integrations", "promote"},
+    6: {"dcp", "integrations", "promotion"},
     7: {"cli"},
     8: {"__init__", "__main__"},
 }

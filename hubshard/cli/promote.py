@@ -23,7 +23,7 @@ from hubshard.cli.publish import Staging, print_plan, published_record
 from hubshard.sizes import format_size
 
 if TYPE_CHECKING:
-    from hubshard.promote import Promoted
+    from hubshard.promotion import Promoted
 
 __all__ = ["promote"]
 
@@ -69,7 +69,7 @@ def promote(
 ) -> None:
     """Publish the model of a saved training step, read by ranges: no torch, no training machine."""
     from hubshard.cli.progress import print_totals, reporting, totals_of, totals_record
-    from hubshard.promote import promote as run
+    from hubshard.promotion import promote as run
 
     limits = limits_of(max_retries, stall_seconds, min_rate)
     with (
