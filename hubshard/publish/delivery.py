@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError
-from hubshard.events import OnEvent, ignore, operation
+from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.plan import ShardPlan
-from hubshard.protocols import Revision
+from hubshard.protocols import Revision, Staged
 from hubshard.publish.outgoing import Outgoing
 from hubshard.publish.scratch import Scratch, scratch_in
 from hubshard.publish.sending import LARGE_FILE_BYTES
 from hubshard.publish.session import Session
+from hubshard.publish.staging import publish_key
 from hubshard.sizes import parse_size
 from hubshard.store.commit import check_head
 from hubshard.store.hub import HubStore
@@ -25,7 +26,7 @@ from hubshard.store.hub_client import Token
 from hubshard.store.patience import Patience
 from hubshard.target import check_ref_name
 
-__all__ = ["Collect", "Delivery", "Published", "deliver"]
+__all__ = ["Collect", "Delivery", "Published", "Together", "Work", "deliver"]
 
 _LOG = logging.getLogger("hubshard")
 _PULL_REQUEST = re.compile(r"refs/pr/[1-9][0-9]*")
@@ -53,6 +54,7 @@ class Published:
         retries: of requests, files and commits.
         seconds: that it took.
         deleted: files that the commit removed.
+        rank_bytes: where several ranks published together, the bytes of the files that each of them saw to.
     """
 
     commit: str | None
@@ -68,6 +70,7 @@ class Published:
     retries: int = 0
     seconds: float = 0.0
     deleted: tuple[str, ...] = ()
+    rank_bytes: tuple[int, ...] = ()
 
     @property
     def shards(self) -> int:
@@ -118,8 +121,50 @@ class Delivery:
         return parse_size(self.staging_batch_size) if self.staging == "branch" else None
 
 
-def deliver(to: Delivery, collect: Collect) -> Published:
+class Together(Protocol):
+    """How the processes of a job that publish together share the work; rank 0 leads."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that makes the commit."""
+
+    @property
+    def size(self) -> int:
+        """How many of them send files."""
+
+    def agree(self, what: str) -> None:
+        """See that all ranks publish the same.
+
+        Args:
+            what: is the same on all ranks that do.
+        """
+
+    def stage(self, session: Session, outgoing: Outgoing, batch_bytes: int | None) -> Sequence[Staged]:
+        """Make all content durable, with the help of the others. Called by the rank that leads."""
+
+    def follow(self, to: Delivery, outgoing: Outgoing, work: Work) -> Published:
+        """Help to make the content durable, until it is published. Called by the other ranks."""
+
+    def published(self, done: Published) -> Published:
+        """Tell the others; what all ranks did together. Called by the rank that leads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One delivery under way: who is told, how bad lines are borne, and where scratch files go, if anywhere."""
+
+    op: Operation
+    patience: Patience
+    scratch: Scratch | None
+
+
+def deliver(to: Delivery, collect: Collect, together: Together | None = None) -> Published:
     """Publish, in one commit that readers see whole or not at all.
+
+    Args:
+        to: where, and how.
+        collect: finds out what.
+        together: the ranks that share the work, all of which call this; None for this process alone.
 
     Raises:
         HubshardError: see `push_to_hub`.
@@ -135,45 +180,73 @@ def deliver(to: Delivery, collect: Collect) -> Published:
         if to.dry_run:
             op.end("a dry run")
             return Published(None, None, None, None, outgoing.plan, changed=False, total_bytes=outgoing.nbytes)
+        if together is not None:
+            together.agree(_same(to, outgoing))
         disk = None if to.scratch is None else stack.enter_context(_scratch(Path(to.scratch), outgoing))
-        store = HubStore(to.repo_id, token=to.token, endpoint=to.endpoint, patience=patience)
-        base = _base(store, to.revision, private=to.private)
-        session = Session(store, outgoing, to.revision, base, op, create_pr=to.create_pr, scratch=disk)
-        overtaken = _check_head(session, base, to.expected_head)
-        title = to.message or outgoing.usual_title
-        try:
+        work = Work(op, patience, disk)
+        if together is not None and not together.leads:
+            return together.follow(to, outgoing, work)
+        return _deliver(to, outgoing, work, together)
+
+
+def _same(to: Delivery, outgoing: Outgoing) -> str:
+    """What is the same on all ranks that publish the same."""
+    key = publish_key(outgoing.plan, repo_id=to.repo_id, revision=to.revision)
+    return f"{to.repo_id}@{to.revision} ({key}, tag {to.tag}, pull request: {to.create_pr}, {to.staging})"
+
+
+def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | None) -> Published:
+    store = HubStore(to.repo_id, token=to.token, endpoint=to.endpoint, patience=work.patience)
+    base = _base(store, to.revision, private=to.private)
+    session = Session(
+        store,
+        outgoing,
+        to.revision,
+        base,
+        work.op,
+        create_pr=to.create_pr,
+        scratch=work.scratch,
+        ranks=1 if together is None else together.size,
+    )
+    overtaken = _check_head(session, base, to.expected_head)
+    title = to.message or outgoing.usual_title
+    try:
+        if together is None:
             staged = session.stage(to.batch_bytes)
-            commit, change = session.commit(
-                staged,
-                title,
-                overtaken=overtaken,
-                may_rebase=to.expected_head is None,
-                tag=None if to.move_tag else to.tag,
-            )
-            session.verify(commit, staged, change)
-            if to.tag:
-                store.tag(to.tag, commit, title, exist_ok=True, move=to.move_tag)
-                op.tell("tag", to.tag, detail=commit.commit)
-        except HubshardError:
-            session.tell_what_is_left()
-            raise
-        session.close()
-        totals = op.end(commit.commit)
-        return Published(
-            commit=commit.commit,
-            url=store.url_of(commit),
-            pr_url=store.url_of(commit) if to.create_pr and commit != base else None,
-            tag=to.tag,
-            plan=outgoing.plan,
-            changed=commit != base,
-            total_bytes=outgoing.nbytes,
-            sent_bytes=totals.sent_bytes,
-            skipped_bytes=totals.skipped_bytes,
-            deduplicated_bytes=totals.deduplicated_bytes,
-            retries=totals.retries,
-            seconds=totals.seconds,
-            deleted=change.remove,
+        else:
+            staged = together.stage(session, outgoing, to.batch_bytes)
+        commit, change = session.commit(
+            staged,
+            title,
+            overtaken=overtaken,
+            may_rebase=to.expected_head is None,
+            tag=None if to.move_tag else to.tag,
         )
+        session.verify(commit, staged, change)
+        if to.tag:
+            store.tag(to.tag, commit, title, exist_ok=True, move=to.move_tag)
+            work.op.tell("tag", to.tag, detail=commit.commit)
+    except HubshardError:
+        session.tell_what_is_left()
+        raise
+    session.close()
+    totals = work.op.end(commit.commit)
+    done = Published(
+        commit=commit.commit,
+        url=store.url_of(commit),
+        pr_url=store.url_of(commit) if to.create_pr and commit != base else None,
+        tag=to.tag,
+        plan=outgoing.plan,
+        changed=commit != base,
+        total_bytes=outgoing.nbytes,
+        sent_bytes=totals.sent_bytes,
+        skipped_bytes=totals.skipped_bytes,
+        deduplicated_bytes=totals.deduplicated_bytes,
+        retries=totals.retries,
+        seconds=totals.seconds,
+        deleted=change.remove,
+    )
+    return done if together is None else together.published(done)
 
 
 def _scratch(folder: Path, outgoing: Outgoing) -> AbstractContextManager[Scratch]:

@@ -16,7 +16,7 @@ from hubshard.protocols import Buffer, Entry, Source
 from hubshard.shardfile import stream_shard
 from hubshard.sources.cast import CastSource
 from hubshard.sources.dtypes import CASTABLE
-from hubshard.sources.model import ModelParts, parts_of
+from hubshard.sources.model import ModelParts, Whole, parts_of
 from hubshard.sources.model_config import config_of, config_with_dtype
 from hubshard.sources.packed import logical_parameters
 from hubshard.sources.safetensors import SafetensorsSource
@@ -117,22 +117,27 @@ class Layout:
     dtype: str | None = None
 
 
-def from_memory(source: Any, layout: Layout, *, companions: Sequence[object] = ()) -> Outgoing:
+def from_memory(
+    source: Any, layout: Layout, *, companions: Sequence[object] = (), whole: Whole | None = None
+) -> Outgoing:
     """A state dict, an `nn.Module`, a transformers model, or any `Source`.
 
     Args:
         source: the tensors.
         layout: of the shards.
         companions: tokenizers, processors and the like: whatever has `save_pretrained` and holds no weights.
+        whole: makes the state dict of the whole model of that of this process, where it holds but a part.
 
     Raises:
         FormatError: something in it that cannot be published, by name.
     """
     if isinstance(source, Mapping) or hasattr(source, "specs"):
         parts = parts_of(*companions) if companions else ModelParts()
+        if whole is not None and isinstance(source, Mapping):
+            source = whole(dict(source))
         tensors = _source(source, layout.dtype)
     else:
-        parts = parts_of(source, *companions, dtype=layout.dtype)
+        parts = parts_of(source, *companions, dtype=layout.dtype, whole=whole)
         tensors = StateDictSource(parts.state_dict, dtype=layout.dtype, keep=parts.keep)
     plan = plan_shards(
         tensors.specs(),

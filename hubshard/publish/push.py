@@ -10,6 +10,7 @@ from hubshard.events import OnEvent, ignore
 from hubshard.index import check_variant
 from hubshard.publish.delivery import Delivery, Published, deliver
 from hubshard.publish.outgoing import Layout, Outgoing, from_memory, from_store
+from hubshard.publish.sharing import sharing
 from hubshard.sizes import parse_size
 from hubshard.sources.dtypes import parse_float_dtype
 from hubshard.store.hub_client import Token
@@ -44,12 +45,19 @@ def push_to_hub(
     endpoint: str | None = None,
     max_retries: int = 5,
     stall_seconds: float = 30.0,
+    process_group: Any = None,
     on_event: OnEvent = ignore,
 ) -> Published:
     """Publish a model to a Hub repo, in one commit that readers see whole or not at all.
 
     Tensors are streamed; no shard file is written. What a killed run had finished is found again by content, on any
     machine. The commit also removes the weight files of the same variant that the new index does not name.
+
+    A model that is split over ranks (FSDP2, tensor parallelism: its parameters are DTensors) is published by all of
+    them, each of which must call this with the same arguments. Each rank streams shards of its own, gathered in pieces
+    of 8 MiB from those that hold them, and rank 0 makes the commit; what is published is byte by byte what one process
+    would publish of the whole model. With ten shards or more per rank, as `max_shard_size` makes them, no rank sends
+    10 % more than their mean. A model that every rank holds in full is published by rank 0, whether others call or not.
 
     Args:
         source: a directory or file of safetensors, `org/name[@revision]` of another repo, a state dict, an
@@ -79,7 +87,9 @@ def push_to_hub(
         endpoint: of the Hub; HF_ENDPOINT by default.
         max_retries: of one request or commit, after its first try.
         stall_seconds: of silence that are a failure where bytes should come; where the server has to work, a multiple.
-        on_event: is told of every step.
+        process_group: the ranks that publish together; None for all of torch.distributed, if it was initialised; False
+            for this process alone, whatever others do.
+        on_event: is told of every step; on several ranks, each tells of its own.
 
     Raises:
         FormatError: something in the source that cannot be published; nothing was written.
@@ -109,10 +119,12 @@ def push_to_hub(
         on_event=on_event,
     )
 
-    def collect(patience: Patience) -> Outgoing:
-        if not isinstance(source, str | Path):
-            return from_memory(source, layout, companions=companions)
-        opened = open_target(source, token=token, endpoint=endpoint, patience=patience)
-        return from_store(opened, layout, include=include, exclude=exclude)
+    with sharing(source, process_group, stall_seconds=stall_seconds) as (together, whole):
 
-    return deliver(to, collect)
+        def collect(patience: Patience) -> Outgoing:
+            if not isinstance(source, str | Path):
+                return from_memory(source, layout, companions=companions, whole=whole)
+            opened = open_target(source, token=token, endpoint=endpoint, patience=patience)
+            return from_store(opened, layout, include=include, exclude=exclude)
+
+        return deliver(to, collect, together)

@@ -71,7 +71,7 @@ class Session:
         *,
         create_pr: bool = False,
         scratch: Scratch | None = None,
-        streams: int = _STREAMS,
+        ranks: int = 1,
         keep: Callable[[OutFile, Staged], None] | None = None,
     ) -> None:
         """Make ready for a publish; see `HubStore` for what the store does.
@@ -84,7 +84,7 @@ class Session:
             op: is told.
             create_pr: open a pull request.
             scratch: for large files.
-            streams: files under way at any moment.
+            ranks: of how many that publish together this is one: each has fewer files under way.
             keep: takes note of files that have become durable, instead of `Session.keep`.
         """
         self._store = store
@@ -95,8 +95,19 @@ class Session:
         self._create_pr = create_pr
         self._key = publish_key(outgoing.plan, repo_id=store.repo_id, revision=revision)
         self._staging: StagingBranch | None = None
+        streams = max(1, _STREAMS // ranks)
         self._streams = streams if scratch is None else min(streams, FILES_AT_ONCE)
         self._sender = Sender(partial(store.stage, revision, create_pr=create_pr), op, scratch, keep or self.keep)
+
+    @property
+    def repo_id(self) -> str:
+        """The whole id of the repo."""
+        return self._store.repo_id
+
+    @property
+    def base(self) -> Revision:
+        """The commit that it builds on."""
+        return self._base
 
     def stage(self, batch_bytes: int | None) -> Sequence[Staged]:
         """Make all content durable in the Hub, invisible to readers of the target.

@@ -22,7 +22,7 @@ from hubshard.sources.state_dict import StateDictSource, check_values
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ModelParts", "parts_of"]
+__all__ = ["ModelParts", "Whole", "parts_of"]
 
 _MAX_FILE_BYTES = 256 * 2**20
 # the attribute that holds the model, by class and package
@@ -33,6 +33,9 @@ _WRAPPERS = {
     ("deepspeed", "DeepSpeedEngine"): "module",
 }
 _COMPILED = "_orig_mod."
+
+Whole = Callable[[dict[str, Any]], dict[str, Any]]
+"""Makes the state dict of a whole model of that of one process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class ModelParts:
     total_parameters: int | None = None
 
 
-def parts_of(obj: Any, *companions: Any, dtype: str | None = None) -> ModelParts:
+def parts_of(obj: Any, *companions: Any, dtype: str | None = None, whole: Whole | None = None) -> ModelParts:
     """Take a model apart.
 
     Args:
@@ -64,6 +67,7 @@ def parts_of(obj: Any, *companions: Any, dtype: str | None = None) -> ModelParts
             transformers tokenizer, processor or config, which has no tensors.
         companions: tokenizers, processors or configs whose files go along.
         dtype: what the weights will be cast to, so that the config tells it; nothing is cast here.
+        whole: makes the state dict of the whole model of that of this process, where it holds but a part.
 
     Raises:
         FormatError: an object of another kind, a model that cannot be stored as it stands, or two companions with
@@ -71,9 +75,9 @@ def parts_of(obj: Any, *companions: Any, dtype: str | None = None) -> ModelParts
     """
     model = _unwrapped(obj)
     if _is_a(model, "transformers.modeling_utils", "PreTrainedModel"):
-        parts = _transformers_parts(model, None if dtype is None else CASTABLE[parse_float_dtype(dtype)])
+        parts = _transformers_parts(model, None if dtype is None else CASTABLE[parse_float_dtype(dtype)], whole)
     elif _is_a(model, "torch.nn.modules.module", "Module"):
-        parts = _module_parts(model)
+        parts = _module_parts(model, whole)
     else:
         parts = ModelParts(files=_files_of(model))
     files = dict(parts.files)
@@ -110,16 +114,22 @@ def _package(obj: Any) -> str:
     return type(obj).__module__.partition(".")[0]
 
 
-def _module_parts(module: nn.Module) -> ModelParts:
-    state_dict = _state_dict(module)
+def _module_parts(module: nn.Module, whole: Whole | None) -> ModelParts:
+    state_dict = _state_dict(module, whole)
     check_values(state_dict)  # a parameter that is not initialised yet cannot be counted
     total = sum(parameter.numel() for parameter in module.parameters())
-    card = model_card(type(module).__name__, library="pytorch", parameters=total)
+    card = model_card(_class_name(module), library="pytorch", parameters=total)
     files_of: Any = getattr(module, "hubshard_files", dict)  # ShardedHubMixin has it
     return ModelParts(state_dict, files=files_of(), default_files={"README.md": card}, total_parameters=total)
 
 
-def _state_dict(module: nn.Module) -> dict[str, Any]:
+def _class_name(module: nn.Module) -> str:
+    # fully_shard derives a class of its own from that of the module
+    bases = type(module).__bases__
+    return bases[1].__name__ if bases[0].__name__ == "FSDPModule" and len(bases) > 1 else type(module).__name__
+
+
+def _state_dict(module: nn.Module, whole: Whole | None) -> dict[str, Any]:
     split = [name for name, parameter in module.named_parameters() if hasattr(parameter, "ds_tensor")]
     if split:
         raise FormatError(
@@ -131,19 +141,19 @@ def _state_dict(module: nn.Module) -> dict[str, Any]:
     renamed = {name.replace(_COMPILED, ""): value for name, value in state_dict.items()}
     if len(renamed) != len(state_dict):
         raise FormatError(f"{type(module).__name__}: two names differ only by the {_COMPILED!r} of a compiled module")
-    return renamed
+    return renamed if whole is None else whole(renamed)
 
 
-def _transformers_parts(model: Any, dtype: str | None) -> ModelParts:
+def _transformers_parts(model: Any, dtype: str | None, whole: Whole | None) -> ModelParts:
     from hubshard.sources.transformers_model import weights_of, write_files  # noqa: PLC0415  # imports transformers
 
-    state_dict, keep, metadata = weights_of(model, _state_dict(model))
+    state_dict, keep, metadata = weights_of(model, _state_dict(model, whole), is_whole=whole is not None)
     files = _written(lambda folder: write_files(model, folder, dtype=dtype))
     specs = StateDictSource(state_dict, keep=keep).specs()
     total = logical_parameters(specs, json.loads(files["config.json"]))
     total = model.num_parameters() if total is None else total
     tags = [str(tag) for tag in getattr(model, "model_tags", None) or ()]
-    card = model_card(type(model).__name__, library="transformers", parameters=total, tags=tags)
+    card = model_card(_class_name(model), library="transformers", parameters=total, tags=tags)
     return ModelParts(state_dict, keep, files, {"README.md": card}, metadata, total)
 
 

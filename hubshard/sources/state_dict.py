@@ -118,9 +118,9 @@ def _problem(value: Any, cast_to: str | None) -> tuple[str, str] | None:
 def _value(name: str, value: Any, cast_to: str | None) -> Value:
     if kind_of(value) == "numpy":
         return NumpyValue(name, value)
-    from hubshard.sources.torch_value import TorchValue  # noqa: PLC0415  # imports torch
+    from hubshard.sources.torch_value import value_of  # noqa: PLC0415  # imports torch
 
-    return TorchValue(name, value, cast_to)
+    return value_of(name, value, cast_to)
 
 
 def _aliases(values: Sequence[Value], keep: Collection[str]) -> dict[str, str]:

@@ -15,9 +15,10 @@ import torch
 from hubshard.errors import FormatError
 from hubshard.protocols import Buffer
 from hubshard.sources.dtypes import CASTABLE, TORCH_CODES
+from hubshard.sources.stand_in import Placed, View, placed_of, view_of
 from hubshard.tensors import Box, TensorSpec
 
-__all__ = ["TorchValue", "torch_problem"]
+__all__ = ["PlacedValue", "TorchValue", "torch_problem", "value_of"]
 
 # an older torch lacks some of them
 _CODE_OF = {getattr(torch, name): code for name, code in TORCH_CODES.items() if hasattr(torch, name)}
@@ -25,7 +26,25 @@ _CODE_OF = {getattr(torch, name): code for name, code in TORCH_CODES.items() if 
 
 def torch_problem(tensor: torch.Tensor) -> tuple[str, str] | None:
     """Why `tensor` cannot be stored and what to do, or None when it can."""
+    placed = placed_of(tensor)
+    if placed is not None:
+        return _view_problem(tensor, placed) or _dtype_problem(tensor)
     return _type_problem(type(tensor)) or _layout_problem(tensor) or _dtype_problem(tensor)
+
+
+def value_of(name: str, tensor: torch.Tensor, cast_to: str | None) -> TorchValue:
+    """A tensor that `torch_problem` has nothing against, as a value of a state dict."""
+    placed = placed_of(tensor)
+    return TorchValue(name, tensor, cast_to) if placed is None else PlacedValue(name, tensor, cast_to, placed)
+
+
+def _view_problem(tensor: torch.Tensor, placed: Placed) -> tuple[str, str] | None:
+    if not tensor.numel() or view_of(tensor, placed) is not None:
+        return None
+    return (
+        f"is no box of {placed.name!r}, which lies on several ranks",
+        "gather the model first: get_model_state_dict with full_state_dict=True",
+    )
 
 
 def _type_problem(kind: type[torch.Tensor]) -> tuple[str, str] | None:
@@ -93,7 +112,9 @@ class TorchValue:
         # the stride of a dimension of one element says nothing
         strides = tuple(stride for stride, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
         view = (tensor.is_conj(), tensor.is_neg())
-        return str(tensor.device), tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), strides, view
+        placed = placed_of(tensor)
+        address = tensor.data_ptr() if placed is None else (placed.number, tensor.storage_offset())
+        return str(tensor.device), address, tensor.dtype, tuple(tensor.shape), strides, view
 
     def read(self, box: Box) -> Buffer:
         """A view of the tensor's own memory where its bytes lie together, else a copy of the box alone."""
@@ -116,3 +137,32 @@ class TorchValue:
                 )
             ranges[-1] = start // 2, stop // 2
         return tuple(slice(start, stop) for start, stop in ranges)
+
+
+@dataclass(frozen=True)
+class PlacedValue(TorchValue):
+    """A stand-in for a tensor that lies on several ranks, or a view of one.
+
+    Attributes:
+        placed: what it stands for.
+    """
+
+    placed: Placed
+
+    def read(self, box: Box) -> Buffer:
+        """A copy of the box alone, gathered from the ranks that hold it."""
+        ranges, view = self._slices(box), self._view
+        shape = [part.stop - part.start for part in ranges]
+        cast_to = None
+        if self.cast_to and self.spec.dtype == self.cast_to:
+            cast_to = getattr(torch, CASTABLE[self.cast_to])
+        part = self.placed.gather(self.placed, view.box([(part.start, part.stop) for part in ranges]), cast_to)
+        flat = view.arranged(part, shape).contiguous().view(-1).view(torch.uint8)
+        return memoryview(cast("Buffer", flat.numpy())).toreadonly()
+
+    @cached_property
+    def _view(self) -> View:
+        view = view_of(self.tensor, self.placed)
+        if view is None:
+            raise FormatError(f"tensor {self.name!r} is no box of {self.placed.name!r}, which lies on several ranks")
+        return view

@@ -32,7 +32,7 @@ class Weights(NamedTuple):
     metadata: Mapping[str, str]
 
 
-def weights_of(model: Any, state_dict: dict[str, Any]) -> Weights:
+def weights_of(model: Any, state_dict: dict[str, Any], *, is_whole: bool = False) -> Weights:
     """The tensors of `model` as checkpoints of its kind hold them.
 
     Conversions that transformers applied when it loaded the model, such as the fusion of experts, are reverted. Where
@@ -41,11 +41,12 @@ def weights_of(model: Any, state_dict: dict[str, Any]) -> Weights:
     Args:
         model: a `PreTrainedModel`.
         state_dict: its own.
+        is_whole: the state dict is of the whole model, although this process may hold but a part.
 
     Raises:
         FormatError: its kind of quantisation, or its parallelism, cannot be saved.
     """
-    quantized, metadata = _quantized(model)
+    quantized, metadata = _quantized(model, is_whole=is_whole)
     state_dict = dict(state_dict if quantized is None else quantized)
     for name in getattr(model, "_keys_to_ignore_on_save", None) or ():
         state_dict.pop(name, None)
@@ -104,15 +105,20 @@ class _InPlace(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch has no types here
 
 
-def _quantized(model: Any) -> tuple[Mapping[str, Any] | None, Mapping[str, str]]:
-    if getattr(model, "_tp_size", None) is not None:
+def _quantized(model: Any, *, is_whole: bool) -> tuple[Mapping[str, Any] | None, Mapping[str, str]]:
+    if getattr(model, "_tp_size", None) is not None and not is_whole:
         raise FormatError(
             f"{type(model).__name__} is split over {model._tp_size} ranks by tensor parallelism",  # noqa: SLF001  # there is no public one
-            hint="gather the full state dict and give that, or load the model on one device",
+            hint="call it on all of these ranks, or load the model on one device",
         )
     quantizer = getattr(model, "hf_quantizer", None)
     if quantizer is None:
         return None, {}
+    if is_whole:
+        raise FormatError(
+            f"{type(model).__name__} is quantized and split over several ranks",
+            hint="publish the model before quantisation, or load it on one device",
+        )
     if not quantizer.is_serializable():
         method = getattr(quantizer.quantization_config, "quant_method", "unknown")
         method = getattr(method, "value", method)

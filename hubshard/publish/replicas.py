@@ -1,0 +1,137 @@
+"""Publishing where every process of a job holds all of it, as with DistributedDataParallel: rank 0 does the work.
+
+The others wait for what came of it, if they call at all: rank 0 neither waits for them nor needs them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from hubshard.errors import FormatError, StoreError
+from hubshard.protocols import Staged
+from hubshard.publish.delivery import Delivery, Published, Work
+from hubshard.publish.meeting import KeyStore, polled
+from hubshard.publish.outgoing import Outgoing
+from hubshard.publish.session import Session
+from hubshard.sources.plain_errors import error_of, plain_error
+
+__all__ = ["Replicas"]
+
+_BEATS = 6
+_FOREVER_SECONDS = 10.0**9
+_LONGEST_POLL_SECONDS = 1.0
+_calls: Counter[str] = Counter()  # of this process: ranks that publish the same again and again count alike
+
+
+class Replicas:
+    """The processes of a job that all hold the same, as `Together`.
+
+    Args:
+        store: that all of them see, for them alone.
+        rank: of this process.
+        limit_seconds: of silence after which rank 0 counts as gone.
+    """
+
+    def __init__(self, store: KeyStore, rank: int, *, limit_seconds: float) -> None:
+        self._store = store
+        self._rank = rank
+        self._limit_seconds = limit_seconds
+        self._key = ""
+        self._ended = threading.Event()
+        self._beat = threading.Thread(target=self._tell_alive, name="hubshard-alive", daemon=True)
+
+    @property
+    def leads(self) -> bool:
+        """See `Together`."""
+        return self._rank == 0
+
+    @property
+    def size(self) -> int:
+        """See `Together`: one process does the work."""
+        return 1
+
+    def agree(self, what: str) -> None:
+        """See `Together`.
+
+        Raises:
+            FormatError: rank 0 publishes nothing like it.
+        """
+        name = hashlib.sha256(what.encode()).hexdigest()[:16]
+        key = f"{name}/{_calls[name]}"
+        if self.leads:
+            self._forget(f"{name}/{_calls[name] - 1}")
+            self._store.set(f"{key}/alive", "0")
+            self._key = key
+            self._beat.start()
+        else:
+            self._wait_for_first(key, what)
+            self._key = key
+        _calls[name] += 1
+
+    def stage(self, session: Session, outgoing: Outgoing, batch_bytes: int | None) -> Sequence[Staged]:
+        """See `Together`."""
+        del outgoing
+        return session.stage(batch_bytes)
+
+    def follow(self, to: Delivery, outgoing: Outgoing, work: Work) -> Published:
+        """See `Together`."""
+        del to
+        last, since = b"", time.monotonic()
+        for _ in polled(_FOREVER_SECONDS, longest_seconds=_LONGEST_POLL_SECONDS):
+            if self._store.check([f"{self._key}/done"]):
+                break
+            alive = self._store.get(f"{self._key}/alive")
+            if alive != last:
+                last, since = alive, time.monotonic()
+            elif time.monotonic() - since > self._limit_seconds:
+                raise StoreError(
+                    f"rank 0, which publishes, has been silent for {self._limit_seconds:.0f} s",
+                    hint="see what became of it; then publish again: what was finished is not sent again",
+                )
+        told = json.loads(self._store.get(f"{self._key}/done"))
+        if "error" in told:
+            raise error_of(told["error"])
+        work.op.end(told["commit"])
+        return Published(**(told | {key: tuple(told[key]) for key in ("deleted", "rank_bytes")}), plan=outgoing.plan)
+
+    def published(self, done: Published) -> Published:
+        """See `Together`."""
+        told = {name: getattr(done, name) for name in Published.__dataclass_fields__ if name != "plan"}
+        self._store.set(f"{self._key}/done", json.dumps(told))
+        return done
+
+    def give_up(self, error: BaseException) -> None:
+        """Tell the others that rank 0 has failed."""
+        if self.leads and self._key:
+            self._store.set(f"{self._key}/done", json.dumps({"error": plain_error(error, 0)}))
+
+    def close(self) -> None:
+        """Tell of no more signs of life."""
+        self._ended.set()
+        if self._beat.ident is not None:
+            self._beat.join()
+
+    def _wait_for_first(self, key: str, what: str) -> None:
+        for _ in polled(self._limit_seconds):
+            if self._store.check([f"{key}/alive"]):
+                return
+        raise FormatError(
+            f"rank {self._rank} publishes {what}, and rank 0 has not called for the same within "
+            f"{self._limit_seconds:.0f} s",
+            hint="call push_to_hub on rank 0, or on all ranks; with process_group=False a rank publishes by itself",
+        )
+
+    def _tell_alive(self) -> None:
+        beat = 0
+        while not self._ended.wait(self._limit_seconds / _BEATS):
+            beat += 1
+            self._store.set(f"{self._key}/alive", str(beat))
+
+    def _forget(self, key: str) -> None:
+        for name in ("alive", "done"):
+            self._store.delete_key(f"{key}/{name}")
