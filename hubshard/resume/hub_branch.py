@@ -51,6 +51,7 @@ class HubBranch:
         self._is_open = False
         self._looked = False
         self._place: BranchPlace | None = None
+        self.max_retries = Patience().max_retries
         self.on_retry: OnRetry = ignore_retry
 
     @property
@@ -63,7 +64,7 @@ class HubBranch:
         """The repo."""
         from hubshard.store.hub import HubStore  # noqa: PLC0415  # the client is slow to import, and not always needed
 
-        patience = Patience(on_retry=self._retried)
+        patience = Patience(max_retries=self.max_retries, on_retry=self._retried)
         return HubStore(self.repo_id, token=self._token, endpoint=self._endpoint, patience=patience)
 
     @property

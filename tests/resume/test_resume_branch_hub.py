@@ -1,0 +1,371 @@
+"""ResumeBranch on a Hub, as clients in processes of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import Hub
+
+pytest.importorskip("torch")
+
+SETUP = """
+import json, logging, os, re, shutil, signal, sys, threading, urllib.request
+from pathlib import Path
+import torch
+from hubshard import ResumeBranch
+from hubshard.errors import ConflictError, HubshardError, IntegrityError, StoreError
+from hubshard.steps.places import BranchPlace
+from hubshard.steps.step import step_folder
+from hubshard.store.hub import HubStore
+
+logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stdout)
+repo, tmp = sys.argv[1], Path(sys.argv[2])
+store = HubStore(repo)
+events = []
+
+def state(seed, rows=600):
+    generator = torch.Generator().manual_seed(seed)
+    w = torch.randn(rows, 500, generator=generator)
+    return {"model": {"w": w, "small": torch.full((7,), seed).bfloat16()}, "n": seed}
+
+def same(one, seed):
+    other = state(seed)
+    return one["n"] == seed and all(torch.equal(one["model"][key], other["model"][key]) for key in other["model"])
+
+def run(folder="disk", **options):
+    options = {"keep": 9, "signals": (), "on_event": events.append, **options}
+    return ResumeBranch(options.pop("repo", repo), local_dir=tmp / folder, **options)
+
+def saved(*steps, folder="disk", **options):
+    with run(folder, **options) as branch:
+        branch.restore(state(0))
+        for step in steps:
+            branch.save(state(step), step)
+            branch.wait()
+
+def restored(folder="disk", seed=0, **options):
+    found = state(seed)
+    with run(folder, **options) as branch:
+        step = branch.restore(found)
+    assert step is None or same(found, step), step
+    return step
+
+def on_branch(name="resume"):
+    head = store.head(name)
+    return [] if head is None else sorted(BranchPlace(store, head, "").steps())
+
+def history(name="resume"):
+    api = f"{os.environ['HF_ENDPOINT']}/api/models/{repo}/commits/{name}"
+    with urllib.request.urlopen(api) as answer:
+        return [item["title"] for item in json.load(answer)]
+
+def sent():
+    with urllib.request.urlopen(os.environ["HF_ENDPOINT"] + "/-/counters") as answer:
+        counted = json.load(answer)["total"]
+    return counted["resolve_sent"] + counted["xet_sent"]
+
+def flip(path):
+    raw = bytearray(path.read_bytes())
+    raw[-9] ^= 1
+    path.write_bytes(raw)
+
+def fails(call, kind=HubshardError):
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise SystemExit("it did not fail")
+
+def told(*kinds):
+    return [(event.kind, event.path) for event in events if event.kind in kinds]
+"""
+
+
+def _run(hub: Hub, code: str, repo: str, tmp_path: Path, *, xet: bool = True) -> str:
+    return hub.client(SETUP + textwrap.dedent(code), repo, tmp_path, xet=xet)
+
+
+@pytest.mark.parametrize("xet", [True, False])
+def test_a_wiped_machine_goes_on_from_the_branch(module_hub: Hub, tmp_path: Path, *, xet: bool) -> None:
+    code = """
+    saved(1, 2)
+    assert on_branch() == [1, 2]
+    shutil.rmtree(tmp / "disk")
+    before = sent()
+    assert restored() == 2
+    assert sent() - before < 1.2 * 600 * 500 * 4
+    assert told("commit")[-1] == ("commit", "resume")
+    assert {kind for kind, _ in told("sent", "staged")} == {"sent", "staged"}
+    """
+    _run(module_hub, code, f"org/wiped-{xet}", tmp_path, xet=xet)
+
+
+def test_each_step_is_one_commit_which_removes_those_past_the_retention(module_hub: Hub, tmp_path: Path) -> None:
+    code = """
+    saved(1, 2, 3, 4, 5, keep=2, pinned=[1])
+    assert on_branch() == [1, 4, 5]
+    assert [title for title in history() if title.startswith("Step")] == [f"Step {n}" for n in (5, 4, 3, 2, 1)]
+    assert len(history()) == 6  # the first is that of main
+    head = store.head("resume")
+    assert {entry.path.partition("/")[0] for entry in store.list(head)} == {
+        ".gitattributes", *map(step_folder, (1, 4, 5))
+    }
+    """
+    _run(module_hub, code, "org/retention", tmp_path)
+
+
+def test_a_repo_that_is_not_there_is_made_private_and_a_public_one_is_warned_of_once(
+    module_hub: Hub, tmp_path: Path
+) -> None:
+    code = """
+    saved(1)
+    assert store.is_private()
+    HubStore(repo + "-open").create_repo(private=False)
+    with run("open", repo=repo + "-open") as branch:
+        for step in (1, 2):
+            branch.save(state(step), step)
+            branch.wait()
+    assert len(told("warning")) == 1
+    with run("beside", repo=repo + "-open", resume_repo_id=repo + "-beside") as branch:
+        branch.save(state(1), 1)
+    assert HubStore(repo + "-beside").is_private()
+    assert HubStore(repo + "-beside").head("resume") is not None
+    assert len(told("warning")) == 1
+    """
+    out = _run(module_hub, code, "org/private", tmp_path)
+    assert out.count("is public: everybody may read") == 1
+
+
+def test_two_runs_on_one_branch_are_a_conflict_and_the_newer_step_stays(module_hub: Hub, tmp_path: Path) -> None:
+    code = """
+    saved(1)
+    with run("first") as first, run("second") as second:
+        assert first.restore(state(0)) == second.restore(state(0)) == 1
+        first.save(state(4), 4)
+        first.wait()
+        second.save(state(3), 3)
+        why = fails(second.wait, ConflictError)
+        assert "step 3 is on the disk, but did not reach the Hub" in why and "Step 4" in why, why
+        second.save(state(5), 5)
+        why = fails(second.wait, ConflictError)
+        assert second.steps() == [1, 3, 4, 5]
+        assert on_branch() == [1, 4]
+        first.save(state(6), 6)
+        first.wait()
+    assert on_branch() == [1, 4, 6]
+    why = fails(lambda: saved_blindly(5), ConflictError)
+    assert "holds step 6 already, newer than 5" in why, why
+    assert restored("third") == 6
+    """
+    blind = """
+def saved_blindly(step):
+    with run("blind") as branch:
+        branch.save(state(step), step)
+"""
+    module_hub.client(SETUP + blind + textwrap.dedent(code), "org/conflict", tmp_path)
+
+
+def test_steps_that_somebody_prunes_meanwhile_are_no_conflict(module_hub: Hub, tmp_path: Path) -> None:
+    code = """
+    with run() as branch:
+        for step in (1, 2, 3):
+            branch.save(state(step), step)
+            branch.wait()
+        head = store.head("resume")
+        gone = [entry.path for entry in store.list(head) if entry.path.startswith(step_folder(2))]
+        store.commit("resume", parent=head, add=[], remove=gone, message="Prune", publish_id="prune")
+        branch.save(state(4), 4)
+        branch.wait()
+    assert on_branch() == [1, 3, 4]
+    """
+    _run(module_hub, code, "org/pruned", tmp_path)
+
+
+def test_a_push_that_fails_leaves_the_local_step_and_the_next_save_pushes_on(hub: Hub, tmp_path: Path) -> None:
+    code = """
+    def ask(word):
+        print(word, flush=True)
+        input()
+
+    with run(keep_every=2) as branch:
+        branch._hub.max_retries = 0
+        branch.save(state(1), 1)
+        branch.wait()
+        ask("stop")
+        for step in (2, 3):
+            branch.save(state(step), step)
+            why = fails(branch.wait, StoreError)
+            assert f"step {step} is on the disk, but did not reach the Hub" in why, why
+        branch.save(state(4), 4)
+        branch._saver.wait()
+        assert "step 4" in fails(lambda: branch.should_save(5))
+        ask("start")
+        branch.save(state(5), 5)
+        branch.wait()
+    assert on_branch() == [1, 2, 4, 5], on_branch()
+    assert restored("other") == 5
+    print("done", flush=True)
+    """
+    out = _talk(hub, code, "org/failing", tmp_path, {"stop": hub.stop, "start": hub.restart})
+    assert out[-1] == "done"
+    assert "step 3: " in "\n".join(out)
+
+
+def _talk(hub: Hub, code: str, repo: str, tmp_path: Path, acts: Mapping[str, Callable[[], None]]) -> list[str]:
+    """Run a client, and do what it asks for when it does."""
+    command = [sys.executable, "-c", SETUP + textwrap.dedent(code), repo, str(tmp_path)]
+    with subprocess.Popen(
+        command,
+        env=hub.client_env(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        lines = []
+        for line in client.stdout:
+            lines.append(line.strip())
+            if lines[-1] in acts:
+                acts[lines[-1]]()
+                print(file=client.stdin, flush=True)
+    assert client.returncode == 0, "\n".join(lines)
+    return lines
+
+
+def test_a_local_step_that_never_reached_the_hub_is_pushed_when_it_is_restored(module_hub: Hub, tmp_path: Path) -> None:
+    code = """
+    saved(1)
+    saved(2, 3, repo=None)
+    assert on_branch() == [1]
+    assert restored() == 3
+    assert on_branch() == [1, 3]
+    assert restored("other") == 3
+    """
+    _run(module_hub, code, "org/late", tmp_path)
+
+
+def test_of_two_saves_of_one_number_that_of_the_branch_is_taken(module_hub: Hub, tmp_path: Path) -> None:
+    code = """
+    saved(1, 2)
+    with run("other", repo=None) as branch:
+        branch.save(state(7), 2)
+    found = state(0)
+    with run("other") as branch:
+        assert branch.restore(found) == 2
+    assert same(found, 2)
+    assert restored("other") == 2
+    """
+    _run(module_hub, code, "org/twice", tmp_path)
+
+
+def test_what_is_broken_on_the_disk_is_read_from_the_branch(module_hub: Hub, tmp_path: Path) -> None:
+    code = """
+    saved(1, 2)
+    (data,) = (tmp / "disk" / step_folder(2)).glob("rank-*")
+    flip(data)
+    assert restored() == 2
+    data.unlink()
+    assert restored() == 2
+    (tmp / "disk" / step_folder(2) / "manifest.json").unlink()
+    assert restored() == 2
+    saved(3)
+    assert restored() == 3
+    """
+    out = _run(module_hub, code, "org/mended", tmp_path)
+    assert "passed over" not in out
+
+
+def test_a_step_that_is_broken_on_the_branch_is_passed_over_and_goes_with_the_next_save(
+    module_hub: Hub, tmp_path: Path
+) -> None:
+    code = """
+    saved(1, 2)
+    shutil.rmtree(tmp / "disk")
+    head = store.head("resume")
+    (data,) = [entry.path for entry in store.list(head) if "step-00000002/rank-" in entry.path]
+    store.commit("resume", parent=head, add=[], remove=[data], message="Break it", publish_id="break")
+    with run() as branch:
+        assert branch.restore(state(0)) == 1
+        branch.save(state(1), 1)
+        branch.wait()
+        assert on_branch() == [1]
+        branch.save(state(2), 2)
+    assert restored("other") == 2
+    """
+    out = _run(module_hub, code, "org/broken", tmp_path)
+    assert "step 2 is passed over: " in out
+
+
+def test_a_rollback_removes_the_newer_steps_in_one_commit_and_from_the_disk(module_hub: Hub, tmp_path: Path) -> None:
+    code = """
+    saved(1, 2, 3, 4)
+    with run("empty") as branch:
+        assert branch.rollback(2) == [3, 4]
+    assert on_branch() == [1, 2]
+    assert history()[0] == "Roll back to step 2"
+    with run() as branch:
+        assert branch.rollback(2) == [3, 4]
+        assert branch.steps() == [1, 2]
+        found = state(0)
+        assert branch.restore(found) == 2
+        branch.save(state(3), 3)
+    assert restored("other") == 3
+    """
+    _run(module_hub, code, "org/rollback", tmp_path)
+
+
+def test_of_the_steps_that_wait_for_a_slow_hub_the_newest_is_sent_and_those_that_stay(
+    module_hub: Hub, tmp_path: Path
+) -> None:
+    code = """
+    reached, gate = threading.Event(), threading.Event()
+    def slow(event):
+        events.append(event)
+        if event.kind == "staged" and not gate.is_set():
+            reached.set()
+            gate.wait(60)
+    with run(keep=2, keep_every=4, on_event=slow) as branch:
+        branch.save(state(1), 1)
+        assert reached.wait(60)
+        for step in range(2, 8):
+            branch.save(state(step), step)
+        branch._saver.wait_for_disk()
+        assert branch.steps() == [1, 4, 6, 7]
+        gate.set()
+        branch.wait()
+        assert on_branch() == [4, 7], on_branch()
+    assert [path for kind, path in told("skipped") if kind == "skipped"] == [
+        step_folder(step) for step in (2, 3, 5, 6)
+    ]
+    """
+    _run(module_hub, code, "org/slow", tmp_path)
+
+
+def test_a_push_is_given_up_when_the_time_runs_out_and_the_step_is_on_the_disk(module_hub: Hub, tmp_path: Path) -> None:
+    code = """
+    saved(1)
+    def slow(event):
+        if event.kind == "commit":
+            threading.Event().wait(0.5)
+    with run(signals=[signal.SIGTERM], grace_seconds=2.1, on_event=slow) as branch:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert branch.should_save(2)
+        branch.save(state(2), 2)
+        assert branch.should_stop(2)
+    assert branch.exit_code == 143
+    assert on_branch() == [1]
+    assert restored() == 2
+    assert on_branch() == [1, 2]
+    """
+    out = _run(module_hub, code, "org/grace", tmp_path)
+    assert "step 2 is on the disk, but not on the Hub: there was no time" in out
