@@ -16,6 +16,10 @@ An operation begins with "start" and ends with "end", or with "error" where it f
 | retry | a file, branch or request | | the cause; `wait_seconds` says how long the pause before is |
 | warning | a file or branch | | a sentence |
 | verify | a file or revision | bytes that were found to be right | |
+| look | the repo | | how far a look at its history is |
+| removed | the folder of a step | its size: the branch shows it no more | |
+| squash | a branch: its history is dropped | | the new commit |
+| freed | a file that no revision names any more | its size: it is deleted for good | |
 | commit | the branch, or the folder that shows the files | bytes that it shows anew | the new commit |
 | tag | the tag | | the commit |
 | error | the repo or target | | the type of the error, and what it says |
@@ -68,7 +72,7 @@ class Event:
     """One step of a long operation.
 
     Attributes:
-        operation: "publish", "pull", "load", "save", "restore", "verify", "rollback" or "convert".
+        operation: "publish", "pull", "load", "save", "restore", "verify", "rollback", "prune", "squash" or "convert".
         kind: see the table at the top of `hubshard.events`.
         path: the file, branch or revision it speaks of; "" for the whole.
         nbytes: bytes it speaks of.
