@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -15,14 +14,16 @@ from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.lazy.checkpoint import Checkpoint
 from hubshard.lazy.matching import Match, Mismatch, Rename, match
 from hubshard.lazy.module_slots import ModuleSlot, slots_of
-from hubshard.lazy.opening import open_checkpoint
+from hubshard.lazy.opening import opened
 from hubshard.lazy.placing import TensorTarget
 from hubshard.lazy.reading import FileReader, Job, Target, TensorReader, execute, told
 from hubshard.lazy.staging import PinnedStaging, Staging
+from hubshard.lazy.steps import WhichStep
 from hubshard.lazy.torch_dtypes import torch_dtype, torch_shape
 from hubshard.lazy.verifying import VerifyingReader, promised, with_the_rest
 from hubshard.protocols import Source
 from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
+from hubshard.steps.source import StepSource
 from hubshard.tensors import Box, TensorSpec
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def load_into(
     assign: bool | None = None,
     verify: bool = False,
     revision: str | None = None,
+    step: WhichStep | None = None,
     variant: str | None = None,
     token: str | bool | None = None,
     endpoint: str | None = None,
@@ -90,6 +92,7 @@ def load_into(
         verify: hash the files while they are loaded, all of their bytes, and compare with the sha256 that the Hub, or
             its cache, promises for them. Where they differ, no parameter is assigned; what is copied into has changed.
         revision: of a repo.
+        step: of a training run, as `open_checkpoint` takes it; all that is read of one is verified in any case.
         variant: as in `model.fp16.safetensors`.
         token: for the Hub.
         endpoint: of the Hub.
@@ -105,19 +108,14 @@ def load_into(
     slots = slots_of(module)
     name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else ""
     with operation("load", name, on_event) as op:
-        opened = (
-            nullcontext(source)
-            if isinstance(source, Checkpoint)
-            else open_checkpoint(
-                source, revision=revision, variant=variant, token=token, endpoint=endpoint, on_event=op
-            )
-        )
-        with opened as checkpoint:
+        where: dict[str, Any] = {"revision": revision, "step": step, "variant": variant, "on_event": op}
+        with opened(source, token=token, endpoint=endpoint, **where) as checkpoint:
             matched = _match(slots, checkpoint, prefix, rename)
             if strict:
                 matched.check()
             placements = list(_placements(slots, matched, checkpoint, device_map=device_map, code=code, assign=assign))
-            return _load(checkpoint, placements, matched, op, _verifying(checkpoint) if verify else None)
+            verifying = _verifying(checkpoint) if verify else None
+            return _load(checkpoint, placements, matched, op, verifying)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +227,9 @@ def _device(device: Any) -> torch.device:
         raise FormatError(f"{device!r} is no device", hint='give one that torch knows, such as "cpu" or 0') from error
 
 
-def _verifying(checkpoint: Checkpoint) -> VerifyingReader:
+def _verifying(checkpoint: Checkpoint) -> VerifyingReader | None:
+    if isinstance(checkpoint.source, StepSource):
+        return None  # it verifies all that it reads
     if checkpoint.manifest is None or checkpoint.store is None:
         raise FormatError("a Source has no files to verify", hint="leave verify out")
     return VerifyingReader(checkpoint.store, promised(checkpoint.manifest, checkpoint.root))

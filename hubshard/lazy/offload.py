@@ -16,9 +16,10 @@ from hubshard.lazy.checkpoint import Checkpoint
 from hubshard.lazy.matching import Rename, match
 from hubshard.lazy.module_slots import ModuleSlot, slots_of
 from hubshard.lazy.offload_layers import Layer, LayerLoader, Part, Placed, layers_of, least_budget
-from hubshard.lazy.opening import open_checkpoint
+from hubshard.lazy.opening import opened
 from hubshard.lazy.placing import TensorTarget
 from hubshard.lazy.reading import FileReader, TensorReader, execute
+from hubshard.lazy.steps import WhichStep
 from hubshard.lazy.streaming import Order, Streamer
 from hubshard.lazy.torch_dtypes import torch_dtype, torch_shape
 from hubshard.protocols import Source
@@ -130,6 +131,7 @@ def offload(
     cache_size: int | str = "10GB",
     cache_dir: str | os.PathLike[str] | None = None,
     revision: str | None = None,
+    step: WhichStep | None = None,
     variant: str | None = None,
     token: str | bool | None = None,
     endpoint: str | None = None,
@@ -158,6 +160,7 @@ def offload(
             that the next pass does not fetch it again: bytes, or as in "10GB".
         cache_dir: the folder of that file; None for the system's folder of temporary files.
         revision: of a repo.
+        step: of a training run, as `open_checkpoint` takes it.
         variant: as in `model.fp16.safetensors`.
         token: for the Hub.
         endpoint: of the Hub.
@@ -176,17 +179,8 @@ def offload(
     code = None if dtype is None else parse_float_dtype(dtype)
     slots = slots_of(module)
     with ExitStack() as stack:
-        checkpoint = source if isinstance(source, Checkpoint) else None
-        if checkpoint is None:
-            checkpoint = stack.enter_context(
-                open_checkpoint(
-                    source,  # type: ignore[arg-type]  # an open one was taken above
-                    revision=revision,
-                    variant=variant,
-                    token=token,
-                    endpoint=endpoint,
-                )
-            )
+        asked: dict[str, Any] = {"revision": revision, "step": step, "variant": variant}
+        checkpoint = stack.enter_context(opened(source, token=token, endpoint=endpoint, **asked))
         placed = _placed(slots, checkpoint, code=code, prefix=prefix, rename=rename, strict=strict)
         _check_buffers(module, slots)
         parameters = {

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hubshard.errors import FormatError, IncompleteError, NotFoundError, StoreError
 from hubshard.events import OnEvent, Operation, ignore
 from hubshard.lazy.checkpoint import Checkpoint
+from hubshard.lazy.steps import WhichStep, open_step_checkpoint, verify_step
 from hubshard.lazy.verifying import promised, verify_files
 from hubshard.protocols import Source
+from hubshard.steps.source import MODEL, StepSource
 from hubshard.store.local import LocalStore
 from hubshard.store.lone_file import LoneFile
 from hubshard.store.opening import Opened, open_path, open_target
 from hubshard.store.patience import Patience
 from hubshard.target import RepoTarget, parse_target
 
-__all__ = ["open_checkpoint"]
+__all__ = ["open_checkpoint", "opened"]
 
 _LOG = logging.getLogger("hubshard")
 
@@ -26,6 +31,8 @@ def open_checkpoint(
     source: str | os.PathLike[str] | Source,
     *,
     revision: str | None = None,
+    step: WhichStep | None = None,
+    part: str = MODEL,
     variant: str | None = None,
     subfolder: str = "",
     verify: bool = False,
@@ -41,7 +48,12 @@ def open_checkpoint(
     Args:
         source: a directory, a safetensors file or its index, `org/name[@revision]`, `hf://org/name[@revision]`, or a
             `Source`.
-        revision: branch, tag or commit of a repo; None for main, or what `source` says.
+        revision: branch, tag or commit of a repo; None for what `source` says, or main, or "resume" for a step.
+        step: open a saved training step: its number, or "newest" for the newest that is whole. `source` is then a repo,
+            or a folder that holds a folder per step. The names are those of the model; every byte is checked as it is
+            read. What lies beside a model, such as its config, is taken from the repo's main, or from the folder.
+        part: of a step: the key of the saved state under which the tensors are, perhaps with more after dots, such as
+            "ema"; "" for all of them.
         variant: as in `model.fp16.safetensors`.
         subfolder: of the repo or directory, where the checkpoint is.
         verify: read all files from end to end first, and compare with the sha256 that the Hub, or its cache, promises
@@ -57,21 +69,43 @@ def open_checkpoint(
         IntegrityError: `verify` is set, and a file has another sha256.
     """
     op = Operation("load", _name(source), on_event)
-    checkpoint = _open(
-        source,
-        revision=revision,
-        variant=variant,
-        subfolder=subfolder,
-        token=token,
-        endpoint=endpoint,
-        op=op,
-    )
-    if verify:
+    where: dict[str, Any] = {"revision": revision, "subfolder": subfolder, "token": token, "endpoint": endpoint}
+    if step is None and part != MODEL:
+        raise FormatError(f"only a step has a part {part!r}", hint='name the step too, or step="newest"')
+    if step is not None:
+        if variant is not None:
+            raise FormatError(f"a step has no variant {variant!r}", hint="leave variant out")
+        checkpoint = open_step_checkpoint(source, step, part=part, on_retry=op.retry, **where)
+    else:
+        checkpoint = _open(source, variant=variant, op=op, **where)
+    if verify and isinstance(checkpoint.source, StepSource):
+        verify_step(checkpoint.source, checkpoint.reader.policy)
+    elif verify:
         if checkpoint.manifest is None or checkpoint.store is None or checkpoint.at is None:
             raise FormatError("a Source has no files to verify", hint="leave verify out")
         sha256 = promised(checkpoint.manifest, checkpoint.root)
         verify_files(checkpoint.store, checkpoint.at, checkpoint.manifest, sha256, checkpoint.reader.policy)
     return checkpoint
+
+
+@contextmanager
+def opened(source: str | os.PathLike[str] | Source | Checkpoint, **where: Any) -> Iterator[Checkpoint]:
+    """A checkpoint that is open already, as it is; anything else is opened, and closed at the end.
+
+    Args:
+        source: what `open_checkpoint` takes, or an open checkpoint.
+        **where: what else it takes.
+
+    Raises:
+        FormatError: a step of an open checkpoint is asked for.
+    """
+    if not isinstance(source, Checkpoint):
+        with open_checkpoint(source, **where) as checkpoint:
+            yield checkpoint
+        return
+    if where.get("step") is not None:
+        raise FormatError("this checkpoint is open already", hint="ask for the step where it is opened")
+    yield source
 
 
 def _name(source: object) -> str:

@@ -22,7 +22,8 @@ from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.index import check_path
 from hubshard.lazy.adapters import Adapter, find_adapter
 from hubshard.lazy.checkpoint import Checkpoint
-from hubshard.lazy.opening import open_checkpoint
+from hubshard.lazy.opening import opened
+from hubshard.lazy.steps import WhichStep
 from hubshard.protocols import Source
 from hubshard.store.local import LocalStore
 from hubshard.target import RepoTarget, parse_target
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["from_pretrained"]
 
 _CONFIG = "config.json"
+_GENERATION_CONFIG = "generation_config.json"
 _NO_NAME = "None"  # what transformers calls a model that is given no name
 _ADAPTER_CONFIG = "adapter_config.json"
 _MAX_SMALL_BYTES = 16 * 2**20
@@ -46,6 +48,7 @@ def from_pretrained(
     device_map: Any = None,
     dtype: Any = "auto",
     revision: str | None = None,
+    step: WhichStep | None = None,
     variant: str | None = None,
     subfolder: str = "",
     token: str | bool | None = None,
@@ -66,6 +69,8 @@ def from_pretrained(
         device_map: as transformers takes it, "auto" and "disk" included.
         dtype: "auto" for the config's, or else the stored one; else a torch dtype or its name.
         revision: branch, tag or commit of a repo.
+        step: load the model of a saved training step, as `open_checkpoint` takes it; the config is that of the repo's
+            main, or of the folder that holds the steps, or `config`.
         variant: as in `model.fp16.safetensors`.
         subfolder: of the repo or directory, where the checkpoint is.
         token: for the Hub.
@@ -84,10 +89,10 @@ def from_pretrained(
     kw |= {"device_map": device_map, "dtype": dtype}
     name, adapter_kwargs = kw.get("adapter_name", "default"), kw.get("adapter_kwargs")
     with operation("load", called, on_event) as op:
-        adapter = find_adapter(source, **where)
+        adapter = None if step is not None else find_adapter(source, **where)
         if adapter and adapter.base is not None:
             source, where = adapter.base, where | {"revision": None, "subfolder": ""}
-        loaded: Any = _load(source, where, kw, op, **options)
+        loaded: Any = _load(source, where | {"step": step}, kw, op, **options)
         if adapter:
             _adapt(loaded[0] if isinstance(loaded, tuple) else loaded, adapter, name, adapter_kwargs)
         op.end()
@@ -106,9 +111,7 @@ def _load(
     trust_remote_code: bool,
 ) -> Any:
     with ExitStack() as stack:
-        checkpoint = source if isinstance(source, Checkpoint) else None
-        if checkpoint is None:
-            checkpoint = stack.enter_context(open_checkpoint(source, variant=variant, on_event=op, **where))
+        checkpoint = stack.enter_context(opened(source, variant=variant, on_event=op, **where))
         op.start(checkpoint.nbytes)
         folder = stack.enter_context(_small_files(checkpoint, with_code=trust_remote_code))
         home = _Home(folder, _name(source, checkpoint), _config(folder), trust_remote_code=trust_remote_code)
@@ -146,8 +149,8 @@ def _name(source: Any, checkpoint: Checkpoint) -> str:
 
 def _from_mapping(checkpoint: Checkpoint, home: _Home, model_class: type[Any] | None, kw: dict[str, Any]) -> Any:
     config = kw.pop("config", None)
-    if config is None and home.folder is None:
-        raise NotFoundError("this source has no config.json", hint="pass config=")
+    if config is None and not (home.folder and (home.folder / _CONFIG).is_file()):
+        raise NotFoundError(f"{home.name or 'this source'} has no {_CONFIG}", hint="pass config=")
     loader = _class(home, config, model_class)
     if _is_auto(loader):
         config, kw = _auto_config(home, config, kw)
@@ -273,7 +276,8 @@ def _put_back(model: Any, home: _Home, kw: Mapping[str, Any]) -> None:
     _set_name(model, home.name)
     if home.folder is None or not model.can_generate():
         return
-    if kw.get("generation_config") is None:
+    has_one = any((home.folder / name).is_file() for name in (_GENERATION_CONFIG, _CONFIG))
+    if has_one and kw.get("generation_config") is None:
         model.generation_config = _generation_config(home.folder, kw)
     if home.trust_remote_code and (home.folder / "custom_generate" / "generate.py").is_file():
         custom = model.load_custom_generate(str(home.folder), trust_remote_code=True)
@@ -293,7 +297,7 @@ def _generation_config(folder: Path, kw: Mapping[str, Any]) -> Any:
 
     known = vars(GenerationConfig.from_dict({}))
     given = {name: value for name, value in kw.items() if name in known}
-    if (folder / "generation_config.json").is_file():
+    if (folder / _GENERATION_CONFIG).is_file():
         return GenerationConfig.from_pretrained(str(folder), **given)
     return GenerationConfig.from_pretrained(str(folder), config_file_name=_CONFIG, _from_model_config=True, **given)
 
@@ -337,4 +341,4 @@ def _small_files(checkpoint: Checkpoint, *, with_code: bool) -> Iterator[Path | 
 
 
 def _is_small_config(path: str) -> bool:
-    return path in {_CONFIG, "generation_config.json", _ADAPTER_CONFIG} or path.startswith("custom_generate/")
+    return path in {_CONFIG, _GENERATION_CONFIG, _ADAPTER_CONFIG} or path.startswith("custom_generate/")

@@ -262,7 +262,7 @@ def test_a_class_that_cannot_be_told_is_asked_for(llama_folder: Path, tmp_path: 
     with pytest.raises(FormatError, match="no architecture"):
         from_pretrained(copy)
     (copy / "config.json").unlink()
-    with pytest.raises(FormatError, match="no architecture"):
+    with pytest.raises(NotFoundError, match=r"has no config\.json"):
         from_pretrained(copy)
 
 
