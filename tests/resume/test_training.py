@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,8 @@ import pytest
 if TYPE_CHECKING:
     from tests.conftest import Hub
 
+from hubshard.resume.data_order import DataOrder
+
 pytest.importorskip("torch")
 
 SCRIPT = Path(__file__).with_name("train_gpt.py")
@@ -31,6 +34,7 @@ class Trainer:
         self._server = subprocess.Popen(
             [sys.executable, SCRIPT], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        self._running: set[int] = set()
 
     def ask(self, line: str) -> int:
         assert self._server.stdin is not None
@@ -43,11 +47,15 @@ class Trainer:
         """Start the ranks of a run; their process numbers."""
         store = out / f"store-{time.monotonic_ns()}"
         common = {"out": str(out), "ranks": ranks, "store": str(store), **told}
-        return [self.ask(json.dumps({**common, "rank": rank})) for rank in range(ranks)]
+        pids = [self.ask(json.dumps({**common, "rank": rank})) for rank in range(ranks)]
+        self._running.update(pids)
+        return pids
 
     def wait(self, pids: list[int]) -> list[int]:
         """Until the ranks end; their statuses."""
-        return [self.ask(f"wait {pid}") for pid in pids]
+        statuses = [self.ask(f"wait {pid}") for pid in pids]
+        self._running.difference_update(pids)
+        return statuses
 
     def finish(self, out: Path, **told: Any) -> None:
         """Start the ranks of a run, which end well."""
@@ -61,6 +69,7 @@ class Trainer:
         return self.wait(pids)
 
     def stop(self) -> None:
+        self.kill(list(self._running))  # of a test that failed
         assert self._server.stdin is not None
         self._server.stdin.close()
         self._server.wait(30)
@@ -138,7 +147,7 @@ def test_a_run_that_is_killed_again_and_again_has_the_losses_and_weights_of_one_
 ) -> None:
     told: dict[str, Any] = {"ranks": ranks, "workers": workers, "steps": count, "dump": ["saved"]}
     calm, killed = folder(tmp_path / "calm"), folder(tmp_path / "killed")
-    trainer.finish(calm, local_dir=str(calm / "steps"), **told)
+    trainer.finish(calm, local_dir=str(calm / "steps"), every=count, **told)
     moments = random.Random(ranks * 100 + kills)
     repo = f"org/killed-{ranks}-{workers}-{kills}"
     train_with_kills(trainer, killed, kills=kills, moments=moments, repo=repo, local_dir=str(killed / "steps"), **told)
@@ -148,3 +157,32 @@ def test_a_run_that_is_killed_again_and_again_has_the_losses_and_weights_of_one_
         assert steps(killed, rank).keys() == set(range(1, count + 1))
         assert steps(killed, rank) == steps(calm, rank)
     assert json.loads((killed / "saved.json").read_text()) == json.loads((calm / "saved.json").read_text())
+
+
+def test_from_2_to_4_to_1_ranks_the_state_is_bit_equal_and_the_samples_come_in_the_same_order(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    steps_dir, order = tmp_path / "steps", DataOrder(101, 8, seed=5, drop_last=False)
+    saved: dict[str, Any] = {}
+    taken: list[list[int]] = []
+    for number, (ranks, stop_at) in enumerate([(2, 9), (4, 18), (1, 28)]):
+        out = folder(tmp_path / f"out-{number}")
+        told: dict[str, Any] = {"steps": 40, "every": 40, "stop_at": stop_at, "dump": ["restored", "saved"]}
+        trainer.finish(out, ranks=ranks, local_dir=str(steps_dir), workers=number % 2, **told)
+        restored, left = (json.loads((out / f"{when}.json").read_text()) for when in ("restored", "saved"))
+        assert not saved or without_world(restored) == without_world(saved)
+        assert lives(out) == [[None], [9], [18]][number]
+        saved = left
+        by_rank = [steps(out, rank) for rank in range(ranks)]
+        taken += [[index for rank in by_rank for index in rank[step]["indices"]] for step in sorted(by_rank[0])]
+        if number:
+            assert errors(out).count("the random generators of rank") == ranks
+    starts = range(0, 101, 8)
+    expected = [order.indices(epoch, at, min(at + 8, 101)) for epoch in range(3) for at in starts]
+    assert taken == expected[:28]
+    assert sorted(index for indices in taken[:13] for index in indices) == list(range(101))
+
+
+def without_world(found: dict[str, Any]) -> dict[str, Any]:
+    """Without what says on how many ranks it was."""
+    return found | {"values": re.sub(r'"world_size":\d+', "", found["values"])}
