@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DirectHttp", "Intake", "take_rest"]
 
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 4 << 20
 _LEAST_BYTES = 64 << 10  # the rest of smaller bodies is likely to be there already
 _EXTENSION = "hubshard.connection"
 
@@ -70,7 +70,7 @@ class DirectHttp(HttpToolsProtocol):
 
 
 class Intake(asyncio.BufferedProtocol):
-    """Takes the rest of one body, in blocks of 1 MiB, the last one excepted; one is taken in ahead."""
+    """Takes the rest of one body, in blocks of 4 MiB, the last one excepted; one is taken in ahead."""
 
     def __init__(self, http: DirectHttp, rest_bytes: int) -> None:
         self._http = http

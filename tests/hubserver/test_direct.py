@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Api, Hub
 
-NBYTES = (5 << 20) + 4321
+NBYTES = (13 << 20) + 4321
 names = itertools.count()
 
 
@@ -73,7 +73,7 @@ def put(line: HTTPConnection, target: str, pieces: list[bytes], *, nbytes: int |
     return answer.status
 
 
-@pytest.mark.parametrize("size", [1, 1000, 65_535, 65_537, 1 << 20, (1 << 20) + 1, 3 << 20])
+@pytest.mark.parametrize("size", [1, 1000, 65_535, 65_537, 1 << 20, (4 << 20) + 1, 9 << 20])
 @pytest.mark.parametrize("has_length", [True, False])
 def test_a_body_is_stored_however_it_is_cut(api: Api, line: HTTPConnection, size: int, has_length: bool) -> None:
     data = noise(max(NBYTES if size > 1000 else 100 * size, 100), size)

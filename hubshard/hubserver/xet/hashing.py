@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+from array import array
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
@@ -33,7 +34,14 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 
 def to_hex(value: bytes) -> str:
     """The form of a hash in URLs and JSON."""
-    return "".join(f"{word:016x}" for word in _WORDS.unpack(value))
+    return _hex_of(value)
+
+
+def _hex_of(hashes: bytes) -> str:
+    """Of hashes one after the other: 64 digits each."""
+    words = array("Q", hashes)
+    words.byteswap()
+    return words.tobytes().hex()
 
 
 def from_hex(text: str) -> bytes:
@@ -76,10 +84,13 @@ def merkle_root(nodes: Sequence[tuple[bytes, int]]) -> bytes:
 
 
 def _parents(nodes: Sequence[tuple[bytes, int]]) -> Iterable[tuple[bytes, int]]:
+    digits = _hex_of(b"".join(value for value, _ in nodes))
+    lines = [f"{digits[64 * at : 64 * at + 64]} : {nbytes}\n" for at, (_, nbytes) in enumerate(nodes)]
     start = 0
     while start < len(nodes):
         stop = _group_end(nodes, start)
-        yield _merge(nodes[start:stop])
+        text = "".join(lines[start:stop])
+        yield blake3(text.encode(), key=_INTERNAL_NODE_KEY).digest(), sum(nbytes for _, nbytes in nodes[start:stop])
         start = stop
 
 
@@ -94,8 +105,3 @@ def _group_end(nodes: Sequence[tuple[bytes, int]], start: int) -> int:
         if nodes[at][0][24] % _MEAN_BRANCHES == 0:
             return at + 1
     return longest
-
-
-def _merge(group: Sequence[tuple[bytes, int]]) -> tuple[bytes, int]:
-    lines = "".join(f"{to_hex(value)} : {nbytes}\n" for value, nbytes in group)
-    return blake3(lines.encode(), key=_INTERNAL_NODE_KEY).digest(), sum(nbytes for _, nbytes in group)

@@ -29,7 +29,7 @@ async def receive(
 ) -> int:
     """Hands a request's body to `write`, in a thread, in order and in pieces, each of which is valid during the call.
 
-    At most about 3 MiB are held: what comes in, what waits, and what is written.
+    At most about 8 MiB are held: what comes in, what waits, and what is written.
 
     Returns:
         The size of the body in bytes.

@@ -41,6 +41,7 @@ MAX_XORB_BYTES = 64 << 20
 """The most uncompressed bytes that the chunks of a xorb may hold."""
 
 _FOOTER_IDENT = b"XETBLOB"
+_CHUNK_HEADER = struct.Struct("<II")
 _RECORD = struct.Struct("<32sII")
 _TAIL = struct.Struct("<8sQ32s")
 _MAGIC = b"xorbidx1"
@@ -188,7 +189,7 @@ class ChunkParser:
         """Adds to the incomplete chunk what it lacks of its header, or else of its data; what is left of `view`."""
         wanted = CHUNK_HEADER_BYTES
         if len(self._partial) >= CHUNK_HEADER_BYTES and not _starts_footer(self._partial):
-            wanted += _header(self._partial, self._name)[0]
+            wanted += _header(self._partial, 0, self._name)[0]
         missing = wanted - len(self._partial)
         self._partial += view[:missing]
         chunk = bytes(self._partial)
@@ -201,10 +202,10 @@ class ChunkParser:
         """Checks the complete chunks at the start of `data`; their size in bytes."""
         at = 0
         while not self._in_footer and len(data) - at >= CHUNK_HEADER_BYTES:
-            if _starts_footer(data[at:]):
+            if data[at] and _starts_footer(data[at:]):
                 self._in_footer = True
                 break
-            packed, scheme, unpacked = _header(data[at : at + CHUNK_HEADER_BYTES], self._name)
+            packed, scheme, unpacked = _header(data, at, self._name)
             stop = at + CHUNK_HEADER_BYTES + packed
             if stop > len(data):
                 break
@@ -234,7 +235,7 @@ def decode_chunks(packed: bytes | memoryview, *, name: str) -> Iterator[bytes | 
     """
     data, at = memoryview(packed), 0
     while at < len(data):
-        nbytes, scheme, unpacked = _header(data[at : at + CHUNK_HEADER_BYTES], name)
+        nbytes, scheme, unpacked = _header(data, at, name)
         at += CHUNK_HEADER_BYTES
         yield unpack_chunk(data[at : at + nbytes], scheme, unpacked)
         at += nbytes
@@ -260,15 +261,15 @@ def unpack_chunk(data: memoryview, scheme: int, nbytes: int) -> bytes | memoryvi
     return chunk
 
 
-def _header(header: memoryview | bytearray, name: str) -> tuple[int, int, int]:
-    """(packed bytes, scheme, unpacked bytes) of a chunk: u8 version, u24, u8, u24, little-endian."""
-    packed = int.from_bytes(header[1:4], "little")
-    unpacked = int.from_bytes(header[5:8], "little")
-    if len(header) < CHUNK_HEADER_BYTES or header[0] != 0:
+def _header(data: memoryview | bytearray, at: int, name: str) -> tuple[int, int, int]:
+    """(packed bytes, scheme, unpacked bytes) of the chunk at `at`: u8 version, u24, u8, u24, little-endian."""
+    first, second = _CHUNK_HEADER.unpack_from(data, at) if len(data) - at >= CHUNK_HEADER_BYTES else (1, 0)
+    packed, unpacked = first >> 8, second >> 8
+    if first & 0xFF:
         raise FormatError(f"xorb {name}: a chunk header is damaged or of an unknown version")
     if not 0 < unpacked <= MAX_CHUNK_BYTES or packed > MAX_CHUNK_BYTES:
         raise FormatError(f"xorb {name}: a chunk of {unpacked} bytes ({packed} packed) is not in 1..131072")
-    return packed, header[4], unpacked
+    return packed, second & 0xFF, unpacked
 
 
 def _stored(data: memoryview, nbytes: int) -> memoryview:  # noqa: ARG001  (the signature of an unpacker)
