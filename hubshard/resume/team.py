@@ -1,20 +1,24 @@
-"""The ranks of a run, and how they act together: what fails on one of them fails on all, with the same error."""
+"""The ranks of a run, and how they act together: what fails on one of them fails on all, with the same error.
+
+The ranks are connected by gloo backends of our own, made on the store of the default process group. So threads in the
+background never meet the collectives of the training, and whoever makes or destroys process groups does not meet ours.
+"""
 
 from __future__ import annotations
 
 import copy
 import os
 import pickle
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import distributed_c10d as c10d
 
-from hubshard.errors import FormatError, HubshardError
+from hubshard.errors import FormatError, HubshardError, StoreError
 from hubshard.resume.agreement import StepAgreement
 
 __all__ = ["Team", "teams_of"]
@@ -22,28 +26,34 @@ __all__ = ["Team", "teams_of"]
 T = TypeVar("T")
 R = TypeVar("R")
 
-_LONGEST = timedelta(days=2)  # an upload may take its time, and a rank that died closes its connections at once
+_LONGEST = timedelta(days=2)  # an upload may take its time; a rank that dies closes its connections at once
+_MADE: Counter[str] = Counter()  # teams per process group, in this process
 
 
 class Team:
-    """Some ranks that exchange small objects, over a gloo group of their own; without a group one rank alone.
+    """Some ranks that exchange small objects; without a wire one rank alone.
 
     Every method is called by all ranks, in the same order, and by one thread at a time.
 
     Args:
-        group: of all of them.
+        wire: to the others.
+        name: the same on all ranks, and used by no other team of them.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group
-        self.rank = 0 if group is None else dist.get_rank(group)
-        self.size = 1 if group is None else dist.get_world_size(group)
-        self._first = 0 if group is None else dist.get_global_rank(group, 0)
+    def __init__(self, wire: _Wire | None, name: str) -> None:
+        self._wire = wire
+        self._name = name
+        self.rank = 0 if wire is None else wire.rank
+        self.size = 1 if wire is None else wire.size
 
     @property
     def is_first(self) -> bool:
         """Whether this is rank 0, which speaks for all."""
         return self.rank == 0
+
+    def any_of(self, flags: Sequence[bool]) -> list[bool]:
+        """Which of some flags are up on any rank; the fastest thing to ask, since the training may wait for it."""
+        return list(flags) if self._wire is None else self._wire.any_of(flags)
 
     def each(self, work: Callable[[], T]) -> list[T]:
         """Every rank works; what each of them found, by rank.
@@ -51,21 +61,8 @@ class Team:
         Raises:
             Exception: that of the first rank on which it failed.
         """
-        mine = _outcome(work)
-        if self._group is None:
-            return _value([mine])
-        outcomes: list[Any] = [None] * self.size
-        dist.all_gather_object(outcomes, _portable(mine), group=self._group)
-        outcomes[self.rank] = mine
-        return _value(outcomes)
-
-    def any_of(self, flags: Sequence[bool]) -> list[bool]:
-        """Which of some flags are up on any rank; the fastest thing to ask, since the training may wait for it."""
-        if self._group is None:
-            return list(flags)
-        raised = torch.tensor(flags, dtype=torch.uint8)
-        dist.all_reduce(raised, op=dist.ReduceOp.MAX, group=self._group)
-        return [bool(flag) for flag in raised.tolist()]
+        outcomes: list[_Outcome] = self.join(lambda: _outcome(work), lambda found: found)
+        return [outcome.value for outcome in _successes(outcomes)]
 
     def first(self, work: Callable[[], T]) -> T:
         """Rank 0 works; all get what it found.
@@ -82,7 +79,8 @@ class Team:
             Exception: that of the first rank on which it failed, or of `join`.
         """
         outcomes = self._gathered(work)
-        return cast("R", self._spread(None if outcomes is None else _outcome(lambda: join(_value(outcomes)))))
+        joined = None if outcomes is None else _outcome(lambda: join([found.value for found in _successes(outcomes)]))
+        return cast("R", self._spread(joined))
 
     def share_out(self, work: Callable[[], T], share: Callable[[list[T]], Sequence[R]]) -> R:
         """Every rank works, rank 0 makes a share for each out of what they found, each gets its own.
@@ -91,56 +89,45 @@ class Team:
             Exception: that of the first rank on which it failed, or of `share`.
         """
         outcomes = self._gathered(work)
-        shares: list[Any] | None = None
+        shares: list[_Outcome] | None = None
         if outcomes is not None:
-            made = _outcome(lambda: share(_value(outcomes)))
-            is_made = not isinstance(made, _Failure)
-            shares = list(cast("Sequence[R]", made)) if is_made else [made] * self.size
-        if self._group is None:
-            return cast("R", _value(shares or [])[0])
-        own: list[Any] = [None]
-        sent = None if shares is None else [_portable(item) for item in shares]
-        dist.scatter_object_list(own, sent, src=self._first, group=self._group)
-        return cast("R", _value(shares[:1] if shares is not None else own)[0])
+            made = _outcome(lambda: share([found.value for found in _successes(outcomes)]))
+            shares = [made] * self.size if made.error else [_Outcome(item, None) for item in made.value]
+        if self._wire is None:
+            own = (shares or [])[0]
+        else:
+            own = _loads(self._wire.scatter(None if shares is None else [_dumps(item) for item in shares]))
+        return cast("R", _successes([own])[0].value)
 
     def agreements(self) -> Callable[[str], StepAgreement]:
         """Makes agreements of the ranks on steps, under names that nobody else uses."""
-        key = self.first(lambda: uuid.uuid4().hex)
-        store = None if self._group is None else distributed_c10d._get_default_store()  # noqa: SLF001  # no other door
+        store = None if self._wire is None else c10d._get_default_store()  # noqa: SLF001  # there is no other door
 
         def make(name: str) -> StepAgreement:
-            return StepAgreement(store, name=f"hubshard/{key}/{name}", world_size=self.size)
+            return StepAgreement(store, name=f"{self._name}/{name}", world_size=self.size)
 
         return make
 
     def close(self) -> None:
-        """Give the group back."""
-        if self._group is not None and dist.is_initialized():
-            dist.destroy_process_group(self._group)
-        self._group = None
+        """Cut the wire."""
+        self._wire = None
 
-    def _gathered(self, work: Callable[[], T]) -> list[Any] | None:
+    def _gathered(self, work: Callable[[], T]) -> list[_Outcome] | None:
         mine = _outcome(work)
-        if self._group is None:
+        if self._wire is None:
             return [mine]
-        outcomes: list[Any] | None = [None] * self.size if self.is_first else None
-        dist.gather_object(_portable(mine), outcomes, dst=self._first, group=self._group)
-        if outcomes is not None:
-            outcomes[0] = mine
-        return outcomes
+        raw = self._wire.gather(_dumps(mine))
+        return None if raw is None else [mine, *(_loads(item) for item in raw[1:])]
 
-    def _spread(self, outcome: Any) -> Any:
-        if self._group is None:
-            return _value([outcome])[0]
-        held = [_portable(outcome)]
-        dist.broadcast_object_list(held, src=self._first, group=self._group)
-        return _value([outcome] if self.is_first else held)[0]
+    def _spread(self, outcome: _Outcome | None) -> Any:
+        if self._wire is not None:
+            raw = self._wire.broadcast(None if outcome is None else _dumps(outcome))
+            outcome = outcome or _loads(raw)
+        return _successes([] if outcome is None else [outcome])[0].value
 
 
 def teams_of(group: dist.ProcessGroup | None, *, count: int) -> list[Team]:
-    """Several teams of the same ranks, so that several threads may act with the others at once.
-
-    Must be called by the main thread of all of them: the groups of a process are made in the same order everywhere.
+    """Several teams of the same ranks, so that several threads may act with the others at once; made by all of them.
 
     Args:
         group: the ranks; None for all.
@@ -157,53 +144,146 @@ def teams_of(group: dist.ProcessGroup | None, *, count: int) -> list[Team]:
                 "them would save a state of its own",
                 hint="Call torch.distributed.init_process_group() first.",
             )
-        return [Team(None) for _ in range(count)]
-    if dist.get_world_size(group) == 1:
-        return [Team(None) for _ in range(count)]
-    ranks = None if group is None else dist.get_process_group_ranks(group)
-    return [
-        Team(
-            dist.new_group(ranks, timeout=_LONGEST, backend="gloo", use_local_synchronization=ranks is not None),
-        )
-        for _ in range(count)
-    ]
+        return [Team(None, "") for _ in range(count)]
+    group = group or dist.group.WORLD
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    key = "world" if group is dist.group.WORLD else "-".join(map(str, dist.get_process_group_ranks(group)))
+    teams = []
+    for _ in range(count):
+        name = f"hubshard/{key}/{_MADE[key]}"
+        _MADE[key] += 1
+        teams.append(Team(_Wire(name, rank, size) if size > 1 else None, name))
+    return teams
+
+
+class _Wire:
+    """A gloo backend that carries bytes.
+
+    Args:
+        name: under which the ranks find each other.
+        rank: of this process.
+        size: number of ranks.
+    """
+
+    def __init__(self, name: str, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        store = c10d.PrefixStore(name, c10d._get_default_store())  # noqa: SLF001  # there is no other door
+        self._backend: Any = dist.ProcessGroupGloo(store, rank, size, _LONGEST)
+
+    def any_of(self, flags: Sequence[bool]) -> list[bool]:
+        """See `Team.any_of`."""
+        return [bool(flag) for flag in self._most([int(flag) for flag in flags])]
+
+    def broadcast(self, raw: bytes | None) -> bytes:
+        """The bytes of rank 0."""
+        (nbytes,) = self._most([0 if raw is None else len(raw)])
+        data = _tensor(raw, nbytes)
+        options = c10d.BroadcastOptions()
+        options.rootRank = 0
+        self._do(lambda: self._backend.broadcast([data], options))
+        return _bytes(data)
+
+    def gather(self, raw: bytes) -> list[bytes] | None:
+        """On rank 0 the bytes of all; None on the others."""
+        longest = self._most([len(raw)])[0] + _LENGTH_BYTES
+        is_root = self.rank == 0
+        outs = [[torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]] if is_root else []
+        options = c10d.GatherOptions()
+        options.rootRank = 0
+        self._do(lambda: self._backend.gather(outs, [_tensor(_framed(raw), longest)], options))
+        return [_unframed(_bytes(out)) for out in outs[0]] if is_root else None
+
+    def scatter(self, raws: Sequence[bytes] | None) -> bytes:
+        """Those of the bytes on rank 0 that are meant for this rank."""
+        longest = self._most([max(map(len, raws or [b""]))])[0] + _LENGTH_BYTES
+        own = torch.empty(longest, dtype=torch.uint8)
+        ins = [] if raws is None else [[_tensor(_framed(raw), longest) for raw in raws]]
+        options = c10d.ScatterOptions()
+        options.rootRank = 0
+        self._do(lambda: self._backend.scatter([own], ins, options))
+        return _unframed(_bytes(own))
+
+    def _most(self, numbers: Sequence[int]) -> list[int]:
+        held = torch.tensor(numbers, dtype=torch.int64)
+        options = c10d.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+        self._do(lambda: self._backend.allreduce([held], options))
+        return [int(number) for number in held.tolist()]
+
+    def _do(self, start: Callable[[], Any]) -> None:
+        try:
+            start().wait()
+        except RuntimeError as error:
+            raise StoreError(
+                f"rank {self.rank} cannot reach the others: {error}",
+                hint="a process of the run has ended: start the run again, it restores the newest step",
+            ) from error
+
+
+_LENGTH_BYTES = 8
+
+
+def _framed(raw: bytes) -> bytes:
+    return len(raw).to_bytes(_LENGTH_BYTES, "little") + raw
+
+
+def _unframed(raw: bytes) -> bytes:
+    return raw[_LENGTH_BYTES : _LENGTH_BYTES + int.from_bytes(raw[:_LENGTH_BYTES], "little")]
+
+
+def _tensor(raw: bytes | None, nbytes: int) -> torch.Tensor:
+    data = torch.zeros(nbytes, dtype=torch.uint8)
+    if raw:
+        data[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+    return data
+
+
+def _bytes(data: torch.Tensor) -> bytes:
+    return data.numpy().tobytes()
 
 
 # What came out of the work of a rank
 
 
-class _Failure:
-    def __init__(self, error: BaseException) -> None:
+class _Outcome:
+    # a value, or the error that came instead
+    def __init__(self, value: Any, error: BaseException | None) -> None:
+        self.value = value
         self.error = error
 
 
-def _outcome(work: Callable[[], T]) -> T | _Failure:
+def _outcome(work: Callable[[], Any]) -> _Outcome:
     try:
-        return work()
+        return _Outcome(work(), None)
     except BaseException as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
-        return _Failure(error)
+        return _Outcome(None, error)
 
 
-def _portable(outcome: Any) -> Any:
-    """An outcome that can be sent: an error that cannot be is told in words."""
-    if not isinstance(outcome, _Failure):
-        return outcome
+def _dumps(outcome: _Outcome) -> bytes:
+    """An outcome as bytes, for ranks of the same run; an error that cannot travel is told in words."""
     try:
-        pickle.loads(pickle.dumps(outcome.error))  # noqa: S301  # our own, of just now
-    except Exception:  # noqa: BLE001  # whatever a foreign error does when it is copied
-        return _Failure(HubshardError(f"{type(outcome.error).__name__}: {outcome.error}"))
-    return outcome
+        raw = pickle.dumps(outcome)
+        if outcome.error is not None:
+            pickle.loads(raw)  # noqa: S301  # our own, of just now
+    except Exception as error:  # noqa: BLE001  # whatever a foreign object does when it is copied
+        told = outcome.error or error
+        raw = pickle.dumps(_Outcome(None, HubshardError(f"{type(told).__name__}: {told}")))
+    return raw
 
 
-def _value(outcomes: Sequence[Any]) -> list[Any]:
-    failed: Mapping[int, BaseException] = {
-        rank: outcome.error for rank, outcome in enumerate(outcomes) if isinstance(outcome, _Failure)
-    }
-    if not failed:
-        return list(outcomes)
-    rank, error = next(iter(failed.items()))
-    if rank and isinstance(error, HubshardError):
-        told = copy.copy(error)
-        told.message = f"rank {rank}: {error.message}"
-        raise told from error
-    raise error
+def _loads(raw: bytes) -> Any:
+    return pickle.loads(raw)  # noqa: S301  # from a rank of the same run
+
+
+def _successes(outcomes: Sequence[_Outcome]) -> Sequence[_Outcome]:
+    """The outcomes; or the first error among them is raised."""
+    for rank, outcome in enumerate(outcomes):
+        error = outcome.error
+        if error is not None and rank and isinstance(error, HubshardError):
+            told = copy.copy(error)
+            told.message = f"rank {rank}: {error.message}"
+            raise told from error
+        if error is not None:
+            raise error
+    return outcomes
