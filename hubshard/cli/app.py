@@ -19,6 +19,7 @@ from hubshard.cli.inspect import inspect
 from hubshard.cli.promote import promote
 from hubshard.cli.publish import publish
 from hubshard.cli.pull import pull
+from hubshard.cli.resume import resume
 from hubshard.cli.rollback import rollback
 from hubshard.errors import HubshardError
 from hubshard.messages import one_line
@@ -45,6 +46,7 @@ app.command()(verify)
 app.command()(diff)
 app.command()(rollback)
 app.command()(demo)
+app.add_typer(resume, name="resume")
 app.add_typer(hub, name="hub")
 
 

@@ -19,9 +19,9 @@ from hubshard.errors import FormatError
 
 __all__ = ["Advice", "IntervalCost", "advise", "best_interval_seconds", "format_seconds", "interval_cost", "seconds_of"]
 
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_PART = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*(s|min|m|h|d)", re.ASCII | re.IGNORECASE)
-_HINT = "write it as 90s, 30m, 4h, 1h30m or 2d"
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_PART = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*(ms|s|min|m|h|d)", re.ASCII | re.IGNORECASE)
+_HINT = "write it as 800ms, 90s, 30m, 4h, 1h30m or 2d"
 _SHOWN = (
     (60, 1, 3600, ("min", "s")),
     (3600, 60, 86400, ("h", "min")),

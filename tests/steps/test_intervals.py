@@ -15,6 +15,7 @@ from hubshard.steps.intervals import advise, best_interval_seconds, format_secon
     [
         (90, 90.0),
         (1.5, 1.5),
+        ("800ms", 0.8),
         ("90s", 90.0),
         ("30m", 1800.0),
         ("30 min", 1800.0),
