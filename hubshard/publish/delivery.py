@@ -173,7 +173,7 @@ def deliver(to: Delivery, collect: Collect, together: Together | None = None) ->
         patience = Patience(to.max_retries, to.stall_seconds, op.retry)
         outgoing = collect(patience)
         for note in outgoing.notes:
-            if to.on_event is ignore:
+            if to.on_event is ignore and (together is None or together.leads):
                 _LOG.warning(note)
             op.tell("warning", detail=note)
         op.start(outgoing.nbytes, to.revision)
@@ -192,7 +192,10 @@ def deliver(to: Delivery, collect: Collect, together: Together | None = None) ->
 def _same(to: Delivery, outgoing: Outgoing) -> str:
     """What is the same on all ranks that publish the same."""
     key = publish_key(outgoing.plan, repo_id=to.repo_id, revision=to.revision)
-    return f"{to.repo_id}@{to.revision} ({key}, tag {to.tag}, pull request: {to.create_pr}, {to.staging})"
+    asked = f"tag {to.tag}, pull request: {to.create_pr}, plan {key}"
+    return (
+        f"{len(outgoing.plan.shards)} shard(s) of {outgoing.plan.nbytes} bytes to {to.repo_id}@{to.revision} ({asked})"
+    )
 
 
 def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | None) -> Published:

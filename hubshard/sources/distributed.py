@@ -20,6 +20,7 @@ from hubshard.sources.dtypes import CASTABLE
 from hubshard.sources.rank_group import Wanted
 from hubshard.sources.spread import Spread, SpreadCut
 from hubshard.sources.stand_in import Placed, stand_in
+from hubshard.sources.thread_buffer import ThreadBuffer
 from hubshard.sources.torch_value import TorchValue
 from hubshard.tensors import Box
 
@@ -95,6 +96,7 @@ class DistributedTensors:
         self._ranks = ranks
         self._numbers = {member: number for number, member in enumerate(members)}
         self._held: list[torch.Tensor] = []
+        self._buffer = ThreadBuffer()
         ranks.serve = self._serve
 
     def whole(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,7 +195,7 @@ class DistributedTensors:
         if len(parts) == 1:
             (whole,) = self._ranks.fetch(wanted) if away else [self._serve(placed.number, parts[0].local, cast)]
             return whole.view(dtype).reshape(box.shape)
-        gathered = torch.empty(box.shape, dtype=dtype)
+        gathered = self._buffer.of(box.numel * dtype.itemsize).view(dtype).reshape(box.shape)
         for part in parts:
             if part.rank == self._ranks.rank:
                 gathered[_slices(part.box.relative_to(box))] = self._serve(placed.number, part.local, cast)

@@ -14,7 +14,8 @@ __all__ = ["error_of", "plain_error"]
 def plain_error(error: BaseException, rank: int) -> dict[str, Any]:
     """An error of a rank, in JSON values."""
     if isinstance(error, HubshardError):
-        return {"type": type(error).__name__, "message": f"rank {rank}: {error.message}", "hint": error.hint}
+        message = error.message if error.message.startswith("rank ") else f"rank {rank}: {error.message}"
+        return {"type": type(error).__name__, "message": message, "hint": error.hint}
     return {"type": "", "message": f"rank {rank}: {type(error).__name__}: {error}", "hint": None}
 
 

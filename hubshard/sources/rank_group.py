@@ -17,6 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch.distributed import distributed_c10d
 
 from hubshard.errors import FormatError, HubshardError, StoreError
 from hubshard.sources.plain_errors import error_of, plain_error
+from hubshard.sources.thread_buffer import ThreadBuffer
 from hubshard.tensors import MAX_DIMENSIONS, Box
 
 __all__ = ["Job", "RankGroup", "Wanted", "job_of"]
@@ -123,6 +125,7 @@ class RankGroup:
         )
         self._tags = count(_FIRST_ANSWER)
         self._sending: Mapping[int, threading.Lock] = defaultdict(threading.Lock)
+        self._buffer = ThreadBuffer()
         self._changed = threading.Condition()
         self._inbox: Mapping[tuple[str, int], deque[Any]] = defaultdict(deque)
         self._heard = dict.fromkeys(range(self.size), time.monotonic())
@@ -209,7 +212,7 @@ class RankGroup:
     def fetch(self, wanted: Sequence[Wanted]) -> Iterator[torch.Tensor]:
         """The bytes of parts that other ranks hold, in order: each a uint8 tensor.
 
-        From several threads at once. All are held until they are taken.
+        From several threads at once. What a thread gets is valid until it asks again.
 
         Raises:
             HubshardError: what `stop` was given.
@@ -218,14 +221,13 @@ class RankGroup:
         if self._failure is not None:
             raise self._failure
         tag = next(self._tags)
-        pending = [self._expect(part, tag) for part in wanted]
+        pending = self._expect(wanted, tag)
         for part in wanted:
             box = [len(part.box.shape), *part.box.offset, *part.box.shape]
             header = _header(_READ, part.nbytes, tag, part.number, part.cast, *box)
             with self._sending[part.rank]:
                 self._send(part.rank, header, _MAILBOX)
-        for part in wanted:
-            answer, work = pending.pop(0)
+        for part, (answer, work) in zip(wanted, pending, strict=True):
             self._tried(part.rank, work.wait)
             if not int(answer[-1]):
                 raise self._failure or StoreError(f"rank {part.rank} could not read its part of a tensor")
@@ -254,10 +256,17 @@ class RankGroup:
 
     # How
 
-    def _expect(self, part: Wanted, tag: int) -> tuple[torch.Tensor, Any]:
+    def _expect(self, wanted: Sequence[Wanted], tag: int) -> list[tuple[torch.Tensor, Any]]:
         # answers of one rank under one tag come in the order of the questions
-        answer = torch.empty(part.nbytes + _STATUS_BYTES, dtype=torch.uint8)
-        return answer, self._tried(part.rank, lambda: self._group.recv([answer], part.rank, tag))
+        room = self._buffer.of(sum(_answer_bytes(part.nbytes) for part in wanted))
+        answers, at = [], 0
+        for part in wanted:
+            answers.append(room[at : at + part.nbytes + _STATUS_BYTES])
+            at += _answer_bytes(part.nbytes)
+        return [
+            (answer, self._tried(part.rank, partial(self._group.recv, [answer], part.rank, tag)))
+            for part, answer in zip(wanted, answers, strict=True)
+        ]
 
     def _send(self, rank: int, tensor: torch.Tensor, tag: int) -> None:
         self._tried(rank, lambda: self._group.send([tensor], rank, tag).wait())
@@ -342,7 +351,8 @@ class RankGroup:
     def _answer(self, source: int, words: list[int]) -> None:
         nbytes, tag, number, cast, ndim = words[1:6]
         box = Box(tuple(words[6 : 6 + ndim]), tuple(words[6 + ndim : 6 + 2 * ndim]))
-        answer = torch.zeros(nbytes + _STATUS_BYTES, dtype=torch.uint8)
+        answer = self._buffer.of(nbytes + _STATUS_BYTES)
+        answer[nbytes:] = 0
         try:
             if self.serve is None:
                 raise StoreError(f"rank {self.rank} was asked for a tensor before it has any")  # noqa: TRY301
@@ -353,6 +363,10 @@ class RankGroup:
             self.stop(error if isinstance(error, HubshardError) else StoreError(text))
         with contextlib.suppress(StoreError):  # who asked is gone
             self._send(source, answer, tag)
+
+
+def _answer_bytes(nbytes: int) -> int:
+    return (nbytes + _STATUS_BYTES + 7) // 8 * 8  # so that the next one is aligned for any dtype
 
 
 def _header(*words: int) -> torch.Tensor:

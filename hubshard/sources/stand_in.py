@@ -30,7 +30,7 @@ class Placed:
         name: its key.
         spread: where its parts are.
         gather: called with it, a box and a dtype to cast to (or None): that box as a contiguous tensor on the CPU,
-            whose elements are of some dtype of the right width.
+            whose elements are of some dtype of the right width; valid until the same thread asks again.
     """
 
     number: int
