@@ -11,13 +11,18 @@ from huggingface_hub import HfApi
 from safetensors.numpy import save_file
 
 import hubshard
+from hubshard.steps.places import LocalPlace
+from hubshard.steps.step import step_folder
+from hubshard.steps.writing import commit_step, stage_local
+from hubshard.store.hub import HubStore
 from tests.faults.models import weights
+from tests.steps.saving import random_tensors, save_step
 
 if TYPE_CHECKING:
     from tests.action.github_runner import Job, Ran
     from tests.conftest import Hub
 
-__all__ = ["TOKEN", "Repo", "model", "ok", "publish"]
+__all__ = ["TOKEN", "Repo", "model", "ok", "publish", "save_step_of"]
 
 TOKEN = "hf_test"
 BOUND = "40KB"
@@ -79,6 +84,18 @@ def publish(repo: Repo, seed: int = 0, layers: int = 8, *, tag: str | None = Non
         hubshard.push_to_hub(
             Path(folder) / "model", repo.name, max_shard_size=BOUND, tag=tag, endpoint=repo.hub.url, token=TOKEN
         )
+
+
+def save_step_of(repo: Repo, root: Path, step: int) -> dict[str, object]:
+    """Commit a step to the repo's branch of resume steps; the model in it."""
+    tensors = random_tensors(6, (100, 20), seed=step)
+    save_step(root, tensors | random_tensors(6, (100, 20), seed=99, prefix="optimizer.m."), step=step, world=2)
+    store = HubStore(repo.name, token=TOKEN, endpoint=repo.hub.url)
+    opened, folder = LocalPlace(root).open(step), root / step_folder(step)
+    staged = [stage_local(store, "resume", folder / file.name, file, step=step) for file in opened.step.files]
+    raw = (folder / "manifest.json").read_bytes()
+    commit_step(store, "resume", parent=store.head("resume"), step=opened.step, raw=raw, staged=staged)
+    return {name.removeprefix("model."): array for name, (_, array) in tensors.items()}
 
 
 def ok(ran: Ran) -> Ran:

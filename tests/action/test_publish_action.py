@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.action.models import TOKEN, Repo, model, ok, publish
+from tests.action.models import TOKEN, Repo, model, ok, publish, save_step_of
 from tests.faults.models import equal, read_folder, weights
 
 if TYPE_CHECKING:
@@ -197,6 +197,23 @@ def test_a_rollback_gives_main_its_old_files_and_sends_none(module_hub: Hub, new
     assert json.loads(ran.outputs["deleted-files"]) == [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
     assert (repo.received(large=True), ran.outputs["changed"]) == (received, "true")
     assert ok(job.run(inputs)).outputs["changed"] == "false"
+
+
+def test_a_step_of_a_training_run_is_released_by_its_number(
+    module_hub: Hub, new_job: NewJob, tmp_path: Path
+) -> None:
+    job, repo = new_job(module_hub), Repo(module_hub, "org/trained")
+    repo.api.create_repo(repo.name)
+    saved = save_step_of(repo, tmp_path / "steps", 300)
+    save_step_of(repo, tmp_path / "steps", 400)
+    inputs = {"repo-id": repo.name, "from-step": "300", "tag": "v1", "token": TOKEN, "max-shard-size": "20KB"}
+    planned = ok(job.run({**inputs, "dry-run": "true"}))
+    assert set(repo.heads) == {"main", "resume"}
+    ran = ok(job.run({**inputs, "check": 'cp -r "$MODEL_PATH" judged'}))
+    assert set(repo.heads) == {"main", "resume", "v1"}
+    assert planned.outputs["shards"] == ran.outputs["shards"] == "3"
+    assert equal(read_folder(job.workspace / "judged"), saved)
+    assert repo.heads["v1"] == repo.head == ran.outputs["commit-oid"]
 
 
 def test_a_path_that_the_build_did_not_write_is_not_looked_for_on_the_hub(module_hub: Hub, new_job: NewJob) -> None:

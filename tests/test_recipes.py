@@ -1,0 +1,99 @@
+"""The recipes, run as they stand against the embedded Hub."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+from huggingface_hub import HfApi
+
+import hubshard
+
+if TYPE_CHECKING:
+    from tests.conftest import Hub
+
+pytest.importorskip("starlette")
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[1]
+RECIPES = ROOT / "recipes"
+
+BASE = """
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+words = {word: n for n, word in enumerate(["[UNK]", "the", "old", "cat", "sat", "on", "a", "mat"])}
+tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained("base")
+config = LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)
+LlamaForCausalLM(config).save_pretrained("base")
+"""
+
+
+def run(hub: Hub, recipe: str, *arguments: str, cwd: Path) -> str:
+    """What a recipe prints."""
+    done = subprocess.run(
+        [sys.executable, str(RECIPES / recipe), *arguments],
+        cwd=cwd,
+        env=hub.client_env(cwd / "hf"),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_fine_tune_is_published_and_then_opened_piece_by_piece(module_hub: Hub, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    module_hub.client(BASE, cwd=tmp_path)
+    (tmp_path / "text.txt").write_text("the old cat sat on a mat " * 40)
+    inputs = ["--base", "base", "--text", "text.txt", "--repo", "org/tuned", "--tag", "v1", "--max-shard-size", "50KB"]
+    printed = run(module_hub, "publish_fine_tune.py", *inputs, "--steps", "3", "--tokens", "16", cwd=tmp_path)
+    assert "shard(s)" in printed
+    files = HfApi(endpoint=module_hub.url).list_repo_files("org/tuned", revision="v1")
+    assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} <= set(files)
+    name = "model.embed_tokens.weight"
+    options = ["--revision", "v1", "--tensor", name, "--rows", "4", "--into", "copy"]
+    printed = run(module_hub, "pull_and_load.py", "org/tuned", *options, cwd=tmp_path)
+    assert f"{name} F32 [64, 32]" in printed
+    assert "tensors, whole" in printed
+    assert f"{name}: the first 4 rows are equal on the Hub and on disk" in printed
+    assert hubshard.verify(tmp_path / "copy").ok
+
+
+def test_a_script_publishes_once_and_gives_way_to_who_was_faster(module_hub: Hub, tmp_path: Path) -> None:
+    options = ["--repo", "org/net", "--max-shard-size", "300KB", "--steps", "2"]
+    first = run(module_hub, "push_from_script.py", *options, cwd=tmp_path)
+    assert "4 shard(s) of at most 300KB" in first
+    second = run(module_hub, "push_from_script.py", *options, cwd=tmp_path)
+    (commit,) = (line.split()[1].rstrip(",") for line in second.splitlines() if line.startswith("unchanged"))
+    assert f"published {commit}" in first
+    assert f"unchanged {commit}, 0 bytes sent" in second
+    with pytest.raises(AssertionError, match="somebody was faster"):
+        run(module_hub, "push_from_script.py", *options, "--seed", "1", "--expected-head", "0" * 40, cwd=tmp_path)
+
+
+def test_every_recipe_is_listed_and_every_listed_one_exists() -> None:
+    text = (RECIPES / "README.md").read_text("utf-8")
+    listed = {line.split("](")[1].split(")")[0] for line in text.splitlines() if line.startswith("| [")}
+    there = {path.name for path in RECIPES.iterdir() if path.suffix in {".py", ".yml", ".md"}} - {"README.md"}
+    assert listed == there
+
+
+def test_the_example_workflow_uses_what_the_action_has() -> None:
+    workflow = yaml.safe_load((RECIPES / "release-model.yml").read_text("utf-8"))
+    action = yaml.safe_load((ROOT / ".github" / "actions" / "publish" / "action.yml").read_text("utf-8"))
+    uses = [
+        step for job in workflow["jobs"].values() for step in job["steps"] if "actions/publish@" in step.get("uses", "")
+    ]
+    assert len(uses) == 3
+    assert all(set(step["with"]) <= set(action["inputs"]) for step in uses)
+    assert all(
+        {name for name, one in action["inputs"].items() if one.get("required")} <= set(step["with"]) for step in uses
+    )
