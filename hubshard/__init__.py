@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from hubshard.publish import Published, push_to_hub
     from hubshard.report import Difference, Problem, Verification, diff, verify
     from hubshard.resume import ResumableLoader, ResumableSampler, ResumeBranch, TrainState
+    from hubshard.steps.branch import StepBranch
 
 __all__ = [
     "Checkpoint",
@@ -61,6 +62,7 @@ __all__ = [
     "ResumeBranch",
     "RolledBack",
     "ShardedHubMixin",
+    "StepBranch",
     "StoreError",
     "TrainState",
     "UnsafeFormatError",
@@ -94,6 +96,7 @@ _HOME = {
     "ResumeBranch": "hubshard.resume",
     "RolledBack": "hubshard.history",
     "ShardedHubMixin": "hubshard.integrations.mixin",
+    "StepBranch": "hubshard.steps.branch",
     "TrainState": "hubshard.resume",
     "Verification": "hubshard.report",
     "diff": "hubshard.report",

@@ -40,6 +40,7 @@ PUBLIC = {
     "ResumeBranch",
     "RolledBack",
     "ShardedHubMixin",
+    "StepBranch",
     "StoreError",
     "TrainState",
     "UnsafeFormatError",

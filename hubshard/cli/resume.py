@@ -192,12 +192,10 @@ def prune(
 ) -> None:
     """Remove old steps in one commit. Their storage is freed by --squash, now or later."""
     from hubshard.cli.progress import reporting
-    from hubshard.steps.retention import Retention
 
-    retention = Retention(keep, keep_every, frozenset(pin or ()))
     with reporting(quiet=quiet, events=events) as on_event:
         done = branch_of(repo, branch, token, on_event).prune(
-            retention, remove_broken=broken, squash=squash, dry_run=dry_run
+            keep=keep, keep_every=keep_every, pinned=pin or (), remove_broken=broken, squash=squash, dry_run=dry_run
         )
     if as_json:
         echo_json(asdict(done) | {"dry_run": dry_run})

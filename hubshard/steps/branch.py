@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -171,8 +172,10 @@ class StepBranch:
 
     def prune(
         self,
-        retention: Retention,
         *,
+        keep: int = 3,
+        keep_every: int | None = None,
+        pinned: Collection[int] = (),
         remove_broken: bool = False,
         squash: bool = False,
         dry_run: bool = False,
@@ -182,7 +185,9 @@ class StepBranch:
         What an earlier call was killed before freeing is freed by the next. A run that saves meanwhile goes on.
 
         Args:
-            retention: which steps stay.
+            keep: how many of the newest stay.
+            keep_every: steps whose number is a multiple of it stay too; None for none.
+            pinned: steps that stay too.
             remove_broken: remove those that cannot be restored too; they do not count among those that are kept.
             squash: see `squash`.
             dry_run: say what would be done.
@@ -190,8 +195,9 @@ class StepBranch:
         Raises:
             NotFoundError: no such repo or branch.
             ConflictError: the branch moved meanwhile: nothing was removed.
-            FormatError: with `squash`: the branch holds more than steps.
+            FormatError: a number makes no sense; or, with `squash`: the branch holds more than steps.
         """
+        retention = Retention(keep, keep_every, frozenset(pinned))
         with operation("prune", self.where, self._on_event) as op:
             look = self._look(op)
             if squash:

@@ -22,7 +22,6 @@ from hubshard.steps.branch import StepBranch
 from hubshard.steps.freeing import Freed
 from hubshard.steps.parts import Part, merge, plan_files
 from hubshard.steps.places import LocalPlace
-from hubshard.steps.retention import Retention
 from hubshard.steps.step import Step, encode_step, step_folder
 from hubshard.steps.writing import PieceStream, commit_step, stage_stream
 from hubshard.store.hub import HubStore
@@ -341,9 +340,9 @@ def test_two_pulls_into_one_folder_do_no_harm(hub: Hub, store: HubStore, tmp_pat
 def test_prune_removes_the_steps_past_the_retention_in_one_commit(hub: Hub, store: HubStore) -> None:
     steps = save_all(store, 10, 20, 30, 40, 50)
     head = store.head("resume")
-    planned = branch_of(hub).prune(Retention(2, keep_every=20, pinned=frozenset({10})), dry_run=True)
+    planned = branch_of(hub).prune(keep=2, keep_every=20, pinned={10}, dry_run=True)
     assert store.head("resume") == head
-    done = branch_of(hub).prune(Retention(2, keep_every=20, pinned=frozenset({10})))
+    done = branch_of(hub).prune(keep=2, keep_every=20, pinned={10})
     assert (planned.kept, planned.removed) == (done.kept, done.removed) == ((10, 20, 40, 50), (30,))
     assert done.nbytes == steps[30].nbytes + len(encode_step(steps[30]))
     assert done.freed is None
@@ -351,7 +350,7 @@ def test_prune_removes_the_steps_past_the_retention_in_one_commit(hub: Hub, stor
     assert after is not None
     assert after.commit == done.commit != planned.commit
     assert [one.step for one in branch_of(hub).steps()] == [10, 20, 40, 50]
-    assert branch_of(hub).prune(Retention(4)).removed == ()
+    assert branch_of(hub).prune(keep=4).removed == ()
     assert store.head("resume") == after
 
 
@@ -360,16 +359,16 @@ def test_prune_leaves_broken_steps_and_does_not_count_them_unless_it_is_told_to_
 ) -> None:
     save_all(store, 1, 2, 3, 4)
     remove(store, "resume", f"{step_folder(2)}/manifest.json", files_of(store, 4)[0])
-    done = branch_of(hub).prune(Retention(2))
+    done = branch_of(hub).prune(keep=2)
     assert (done.kept, done.removed, done.broken) == ((1, 2, 3, 4), (), (2, 4))
-    done = branch_of(hub).prune(Retention(1), remove_broken=True)
+    done = branch_of(hub).prune(keep=1, remove_broken=True)
     assert (done.kept, done.removed, done.broken) == ((3,), (1, 2, 4), ())
 
 
 def test_a_step_of_a_newer_format_is_never_removed_unasked(hub: Hub, store: HubStore) -> None:
     save_all(store, 1, 2, 3)
     put(store, "resume", f"{step_folder(1)}/manifest.json", b'{"format":"hubshard-step","step":{},"version":2}\n')
-    done = branch_of(hub).prune(Retention(1))
+    done = branch_of(hub).prune(keep=1)
     assert (done.kept, done.removed, done.broken) == ((1, 3), (2,), (1,))
 
 
@@ -381,7 +380,7 @@ def test_prune_of_a_branch_that_moves_meanwhile_is_a_conflict_and_removes_nothin
             save(store, 4)
 
     with pytest.raises(ConflictError, match="'Step 4'"):
-        branch_of(hub, on_event=save_another).prune(Retention(1))
+        branch_of(hub, on_event=save_another).prune(keep=1)
     assert [one.step for one in branch_of(hub).steps()] == [1, 2, 3, 4]
 
 
@@ -406,7 +405,7 @@ def test_rollback_removes_what_is_newer_and_refuses_a_step_that_is_broken(hub: H
 def test_squash_frees_the_storage_of_steps_that_are_gone_and_keeps_the_rest_readable(hub: Hub, store: HubStore) -> None:
     steps = save_all(store, 1, 2, 3, 4, 5)
     before = stored_bytes(hub)
-    done = branch_of(hub).prune(Retention(2))
+    done = branch_of(hub).prune(keep=2)
     assert stored_bytes(hub) > before - 1000  # a commit frees nothing
     assert done.freed is None
     planned = branch_of(hub).squash(dry_run=True)
@@ -425,9 +424,9 @@ def test_squash_frees_the_storage_of_steps_that_are_gone_and_keeps_the_rest_read
 
 def test_prune_and_squash_in_one_call_and_a_run_that_saves_on_afterwards(hub: Hub, store: HubStore) -> None:
     steps = save_all(store, 1, 2, 3)
-    planned = branch_of(hub).prune(Retention(1), squash=True, dry_run=True)
+    planned = branch_of(hub).prune(keep=1, squash=True, dry_run=True)
     assert len(held(hub)) == 7
-    done = branch_of(hub).prune(Retention(1), squash=True)
+    done = branch_of(hub).prune(keep=1, squash=True)
     assert done.freed == planned.freed == Freed(4, moving_bytes(steps[1], steps[2]))
     steps[4] = save(store, 4)
     assert_readable(hub, steps[3])
@@ -460,7 +459,7 @@ def test_what_another_branch_a_tag_a_pull_request_or_the_history_of_main_names_i
     assert api.commit(repo, ("deletedFile", {"path": moved[4]})).status == 200
     refs = {**store.branches(), **store.tags()}
 
-    done = branch_of(hub).prune(Retention(1), squash=True)
+    done = branch_of(hub).prune(keep=1, squash=True)
     assert done.removed == (1, 2, 3, 4, 5)
     assert done.freed is not None
     still = held(hub).keys()
@@ -486,10 +485,10 @@ def test_a_branch_that_began_at_an_old_step_keeps_its_files(hub: Hub, store: Hub
     assert old is not None
     store.create_branch("experiment", old)
     save_all(store, 3)
-    done = branch_of(hub).prune(Retention(1), squash=True)
+    done = branch_of(hub).prune(keep=1, squash=True)
     assert done.freed == Freed(0, 0)
     assert branch_of(hub, "experiment").verify(1).problems == ()
-    assert branch_of(hub, "experiment").prune(Retention(1), squash=True).removed == (1,)
+    assert branch_of(hub, "experiment").prune(keep=1, squash=True).removed == (1,)
     assert branch_of(hub, "experiment").verify(2).problems == ()
     assert not {file.sha256 for file in steps[1].files[:2]} & held(hub).keys()
 
@@ -497,12 +496,11 @@ def test_a_branch_that_began_at_an_old_step_keeps_its_files(hub: Hub, store: Hub
 KILLED = """
 import os, signal, sys
 from hubshard.steps.branch import StepBranch
-from hubshard.steps.retention import Retention
 def on_event(event):
     if event.kind == "squash":
         os.kill(os.getpid(), signal.SIGKILL)
 branch = StepBranch("org/run", token="hf_test", endpoint=sys.argv[1], on_event=on_event)
-branch.prune(Retention(1), squash=True)
+branch.prune(keep=1, squash=True)
 """
 
 
@@ -518,7 +516,7 @@ def test_what_a_kill_between_squash_and_deletion_leaves_is_freed_by_the_next_pru
     assert len(held(hub)) == 7
     if saves_between:
         steps |= save_all(store, 4, 5)
-    done = branch_of(hub).prune(Retention(1))  # without squash
+    done = branch_of(hub).prune(keep=1)  # without squash
     assert done.freed == Freed(4, moving_bytes(steps[1], steps[2]))
     assert not {file.sha256 for number in (1, 2) for file in steps[number].files[:2]} & held(hub).keys()
     assert_readable(hub, steps[max(steps)])
@@ -526,7 +524,7 @@ def test_what_a_kill_between_squash_and_deletion_leaves_is_freed_by_the_next_pru
 
 def test_two_at_once_do_no_harm(hub: Hub, store: HubStore) -> None:
     steps = save_all(store, 1, 2, 3, 4)
-    branch_of(hub).prune(Retention(1))
+    branch_of(hub).prune(keep=1)
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(branch_of(hub).squash) for _ in range(2)]:
             done.result()
@@ -538,16 +536,16 @@ def test_a_branch_that_holds_more_than_steps_keeps_its_history(hub: Hub, store: 
     save_all(store, 1, 2)
     put(store, "resume", "notes/README.txt", b"what came of it\n")
     head = store.head("resume")
-    for call in (branch_of(hub).squash, lambda: branch_of(hub).prune(Retention(1), squash=True)):
+    for call in (branch_of(hub).squash, lambda: branch_of(hub).prune(keep=1, squash=True)):
         with pytest.raises(FormatError, match=r"more than steps \(notes/README.txt\)"):
             call()
     assert store.head("resume") == head
-    assert branch_of(hub).prune(Retention(1)).removed == (1,)
+    assert branch_of(hub).prune(keep=1).removed == (1,)
 
 
 def test_a_save_that_lands_while_storage_is_freed_loses_nothing(hub: Hub, store: HubStore) -> None:
     steps = save_all(store, 1, 2, 3)
-    branch_of(hub).prune(Retention(1))
+    branch_of(hub).prune(keep=1)
 
     def save_another(event: Event) -> None:
         if event.kind == "squash":
