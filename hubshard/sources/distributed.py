@@ -77,11 +77,12 @@ class Alone:
 
 def is_distributed(source: Any) -> bool:
     """Whether a state dict or a module (bare, or compiled) holds DTensors."""
-    if isinstance(source, Mapping):
-        return any(_is_dtensor(value) for value in source.values())
+    values: Iterable[Any] = source.values() if isinstance(source, Mapping) else ()
     if isinstance(source, torch.nn.Module):
-        return any(_is_dtensor(value) for value in (*source.parameters(), *source.buffers()))
-    return False
+        # fully_shard leaves whole parameters behind a forward pass, until the state dict is asked for
+        is_fsdp = any(cls.__name__ == "FSDPModule" for module in source.modules() for cls in type(module).__mro__)
+        values = source.state_dict().values() if is_fsdp else (*source.parameters(), *source.buffers())
+    return any(_is_dtensor(value) for value in values)
 
 
 class DistributedTensors:

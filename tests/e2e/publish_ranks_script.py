@@ -93,6 +93,8 @@ def fsdp() -> None:
 def even() -> None:
     model = layers(43, 32)
     fully_shard(model)
+    with torch.no_grad():  # leaves parameters whole
+        model(torch.zeros(2, 32))
     publish("even", model, layers(43, 32), max_shard_size="5kB")
 
 
@@ -159,6 +161,9 @@ def two_dimensions() -> None:
     FOUND["kinds"] = sorted(kinds)
     # what is outside of the layers stays a plain tensor on every rank
     publish("two-dimensions", model, odd())
+    replicated = odd()
+    parallelize_module(replicated, mesh["model"], plan)  # by the other dimension of the mesh there are but replicas
+    publish("submesh", replicated, odd())
 
 
 def transformers_models() -> None:

@@ -92,7 +92,7 @@ def ranks(request: pytest.FixtureRequest) -> Ranks:
     [
         *(("two", name) for name in ("fsdp", "fsdp-cast", "fsdp-state", "fsdp-tagged", "placements", "replicas")),
         *(("four", name) for name in ("fsdp", "fsdp-cast", "fsdp-state", "placements", "hybrid", "tensor-parallel")),
-        ("four", "two-dimensions"),
+        *(("four", name) for name in ("two-dimensions", "submesh", "even")),
         *(("models", name) for name in ("llama", "llama-cast", "experts", "experts-cast", "tensor-parallel-llama")),
     ],
     indirect=["ranks"],
