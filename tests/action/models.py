@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import HfApi
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 import hubshard
@@ -86,7 +87,7 @@ def publish(repo: Repo, seed: int = 0, layers: int = 8, *, tag: str | None = Non
         )
 
 
-def save_step_of(repo: Repo, root: Path, step: int) -> dict[str, object]:
+def save_step_of(repo: Repo, root: Path, step: int) -> dict[str, NDArray[Any]]:
     """Commit a step to the repo's branch of resume steps; the model in it."""
     tensors = random_tensors(6, (100, 20), seed=step)
     save_step(root, tensors | random_tensors(6, (100, 20), seed=99, prefix="optimizer.m."), step=step, world=2)

@@ -199,9 +199,7 @@ def test_a_rollback_gives_main_its_old_files_and_sends_none(module_hub: Hub, new
     assert ok(job.run(inputs)).outputs["changed"] == "false"
 
 
-def test_a_step_of_a_training_run_is_released_by_its_number(
-    module_hub: Hub, new_job: NewJob, tmp_path: Path
-) -> None:
+def test_a_step_of_a_training_run_is_released_by_its_number(module_hub: Hub, new_job: NewJob, tmp_path: Path) -> None:
     job, repo = new_job(module_hub), Repo(module_hub, "org/trained")
     repo.api.create_repo(repo.name)
     saved = save_step_of(repo, tmp_path / "steps", 300)

@@ -19,7 +19,7 @@ from tests.faults.proxy import proxied, say
 
 if TYPE_CHECKING:
     from tests.action.conftest import NewJob
-    from tests.conftest import StartHub
+    from tests.conftest import Hub, StartHub
 
 pytest.importorskip("starlette")
 
@@ -129,3 +129,20 @@ def test_an_identity_that_github_refuses_is_not_laid_at_the_hubs_door(repo: Repo
         ran = job.run(inputs_of(job))
     assert ran.outcome == "failure"
     assert "GitHub did not give the job its identity (403)" in ran.errors
+
+
+def test_a_token_that_the_hub_does_not_know_is_said_to_be_that(repo: Repo, new_job: NewJob) -> None:
+    job = new_job(repo.hub)
+    ran = job.run({**inputs_of(job), "token": "hf_unknown"})
+    assert ran.outcome == "failure"
+    assert "Invalid credentials in Authorization header (401)" in ran.errors
+
+
+@pytest.mark.parametrize(("endpoint", "is_usable"), [("", True), ("no url", False), ("http://[::1", False)])
+def test_an_endpoint_that_is_not_set_is_the_default_and_a_wrong_one_is_named(
+    module_hub: Hub, new_job: NewJob, endpoint: str, is_usable: bool
+) -> None:
+    job = new_job(module_hub, HF_ENDPOINT=endpoint)
+    ran = job.run({**inputs_of(job), "dry-run": "true"})
+    assert (ran.outcome == "success") is is_usable, ran.log
+    assert is_usable or f"HF_ENDPOINT is {endpoint!r}, which is no URL of a Hub" in ran.errors

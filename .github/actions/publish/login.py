@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import urllib.parse
 
 from inputs import Inputs
 from runner import ActionError, mask
@@ -20,6 +21,7 @@ def log_in(given: Inputs) -> None:
     Raises:
         ActionError: the job has no identity, or the Hub does not trust it; says what the job's identity claims.
     """
+    _check_endpoint()
     if given.token:
         mask(given.token)
         os.environ["HF_TOKEN"] = given.token
@@ -36,3 +38,19 @@ def log_in(given: Inputs) -> None:
     from identity import exchange  # it takes the Hub's client, which is slow to import
 
     exchange(given.repo_id)
+
+
+def _check_endpoint() -> None:
+    """An empty HF_ENDPOINT is that of a variable that is not set; the Hub's client would take it for a server."""
+    endpoint = os.environ.get("HF_ENDPOINT", "").strip()
+    if not endpoint:
+        os.environ.pop("HF_ENDPOINT", None)
+        return
+    try:
+        parts = urllib.parse.urlsplit(endpoint)
+        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        raise ActionError(f"HF_ENDPOINT is {endpoint!r}, which is no URL of a Hub: write it as https://huggingface.co")
+    os.environ["HF_ENDPOINT"] = endpoint
