@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter, deque
+from collections import deque
 from typing import Any, Protocol
 
 from hubshard.errors import FormatError, StoreError
 
-__all__ = ["SharedStore", "StepAgreement", "group_agreement"]
+__all__ = ["SharedStore", "StepAgreement"]
 
 _MOST_LAG = 1
-_MADE: Counter[str] = Counter()
 
 
 class SharedStore(Protocol):
@@ -119,23 +118,3 @@ class _Fence:
         self._last = torch.cuda.Event()
         self._last.record()
         return 1
-
-
-def group_agreement(name: str, process_group: Any = None) -> StepAgreement:
-    """An agreement among the ranks of a process group; of this process alone where torch.distributed is not set up.
-
-    Args:
-        name: what for. All ranks must make their agreements of a name in the same order.
-        process_group: None for the default one.
-    """
-    if "torch" in sys.modules:  # otherwise there is no process group
-        import torch.distributed as dist  # noqa: PLC0415  # slow, and optional
-        from torch.distributed.distributed_c10d import PrefixStore, _get_default_store  # noqa: PLC0415
-
-        if dist.is_available() and dist.is_initialized():
-            group: Any = process_group or dist.group.WORLD
-            key = f"hubshard/{name}/{group.group_name}"
-            _MADE[key] += 1
-            store = PrefixStore(f"{key}/{_MADE[key]}", _get_default_store())
-            return StepAgreement(store, name=name, world_size=dist.get_world_size(group))
-    return StepAgreement(None, name=name, world_size=1)

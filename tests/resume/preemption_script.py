@@ -6,6 +6,7 @@ and the save takes a while.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -20,11 +21,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hubshard.resume.agreement import group_agreement
+from hubshard.resume.agreement import StepAgreement
 from hubshard.resume.cadence import Cadence
 from hubshard.resume.preemption import DEFAULT_SIGNALS, Preemption
 
 OUT = Path(sys.argv[1])
+NUMBERS = itertools.count()
+
+
+def agreement_on(what: str) -> StepAgreement:
+    """One of its own, over the store of the default process group."""
+    store = torch.distributed.distributed_c10d._get_default_store()
+    return StepAgreement(store, name=f"test/{what}/{next(NUMBERS)}", world_size=dist.get_world_size())
 
 
 def train(preemption: Preemption, *, rng: random.Random, tell: Callable[[int], None] = lambda _: None) -> int:
@@ -59,7 +67,7 @@ def one_round(number: int, *, notice: bool) -> dict[str, Any]:
         else:
             os.kill(os.getpid(), chosen)
 
-    agreement = group_agreement("stop")
+    agreement = agreement_on("stop")
     listening = Preemption(
         notice=noticed.is_set if notice else None, grace_seconds=50, agreement=agreement, poll_seconds=0.002
     )
@@ -88,7 +96,7 @@ def rounds() -> list[dict[str, Any]]:
 
 def cadence() -> Sequence[int]:
     """Every rank has its own idea of the time; the steps that are saved are the same."""
-    chosen = Cadence("0.02s", rank=dist.get_rank(), agreement=group_agreement("save"))
+    chosen = Cadence("0.02s", rank=dist.get_rank(), agreement=agreement_on("save"))
     saved = []
     for step in range(1, 300):
         dist.all_reduce(torch.ones(4))
@@ -102,7 +110,7 @@ def outside() -> dict[str, Any]:
     rank = dist.get_rank()
     events: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: events.append(number))
-    with Preemption(grace_seconds=40, agreement=group_agreement("stop")) as preemption:
+    with Preemption(grace_seconds=40, agreement=agreement_on("stop")) as preemption:
         (OUT / f"pid{rank}.part").write_text(str(os.getpid()))
         (OUT / f"pid{rank}.part").rename(OUT / f"pid{rank}")
         step = train(preemption, rng=random.Random(rank))

@@ -137,6 +137,47 @@ def test_ranks_whose_clocks_differ_save_the_same_steps_those_of_rank_0() -> None
     assert found == [found[0]] * world
 
 
+class RunningAhead:
+    """Stands in for a device: a rank ends a step once all others have ended the one before the last."""
+
+    def __init__(self, ended: list[int], rank: int, changed: threading.Condition) -> None:
+        self._ended = ended
+        self._rank = rank
+        self._changed = changed
+
+    def pass_by(self) -> int:
+        with self._changed:
+            self._ended[self._rank] += 1
+            step = self._ended[self._rank]
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: min(self._ended) >= step - 1, timeout=60)
+        return 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranks_that_run_a_step_apart_still_do_it_after_the_same_step(seed: int) -> None:
+    dist = pytest.importorskip("torch.distributed")
+    store, world = dist.HashStore(), 3
+    ended, changed = [0] * world, threading.Condition()
+
+    def rank_of(rank: int) -> list[int]:
+        agreement = StepAgreement(store, name="stop", world_size=world)
+        agreement._fence = RunningAhead(ended, rank, changed)  # type: ignore[assignment]
+        rng = random.Random(100 * seed + rank)
+        found = []
+        for step in range(1, 200):
+            if rng.random() < 0.1:
+                time.sleep(0.001)
+            if agreement.at_end_of(step, {"rank": rank} if rng.random() < 0.05 else None) is not None:
+                found.append(step)
+        return found
+
+    with ThreadPoolExecutor(world) as pool:
+        found = list(pool.map(rank_of, range(world)))
+    assert len(found[0]) > 3
+    assert found == [found[0]] * world
+
+
 def test_several_ranks_without_a_store_are_refused() -> None:
     with pytest.raises(FormatError, match="2 ranks cannot agree"):
         StepAgreement(None, name="save", world_size=2)
