@@ -151,8 +151,9 @@ def test_a_pull_request_is_opened_once_and_closed_when_its_check_fails(module_hu
     job, repo = new_job(module_hub), Repo(module_hub, "org/proposed")
     publish(repo)
     before = repo.heads
-    inputs = {**model(job, 1), "repo-id": repo.name, "create-pr": "true"}
+    inputs = {**model(job, 1), "repo-id": repo.name, "create-pr": "true", "tag": "v2"}
     ran = ok(job.run(inputs))
+    assert ("notice", "A pull request is not tagged: make the tag v2 after it is merged") in ran.annotations
     assert ran.outputs["pr-url"] == f"{module_hub.url}/org/proposed/discussions/1"
     assert ran.outputs["revision-url"].endswith("/tree/refs%2Fpr%2F1")
     again = ok(job.run(inputs))
@@ -194,6 +195,9 @@ def test_a_rollback_gives_main_its_old_files_and_sends_none(module_hub: Hub, new
     assert repo.files() == repo.files("v1")
     assert repo.heads == {**before, "main": ran.outputs["commit-oid"]}
     assert repo.titles()[0] == "Roll back to v1 with hubshard"
+    sizes = {name: int(ran.outputs[name]) for name in ("shards", "total-bytes", "uploaded-bytes", "skipped-bytes")}
+    assert sizes["shards"] == 4
+    assert sizes["uploaded-bytes"] < 4_000 < 8 * 16_384 < sizes["skipped-bytes"] < sizes["total-bytes"]
     assert json.loads(ran.outputs["deleted-files"]) == [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
     assert (repo.received(large=True), ran.outputs["changed"]) == (received, "true")
     assert ok(job.run(inputs)).outputs["changed"] == "false"

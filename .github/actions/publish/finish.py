@@ -29,6 +29,8 @@ def main() -> None:
     if outputs["commit-oid"] or os.environ.get("BRANCH") or os.environ.get("PULL"):
         log_in(given)
         found |= _with_hub(given, outcome, outputs)
+        if "shards" not in record and "files" in found:  # a rollback takes them as they are
+            outputs |= _counts(found["files"], record)
     else:
         found |= {"shards": record.get("shards", [])}
     manifest = work / "manifest.json"
@@ -36,6 +38,15 @@ def main() -> None:
     outputs["manifest"] = str(manifest)
     set_outputs(outputs)
     summarise(_summary(given, outcome, outputs))
+
+
+def _counts(files: list[dict[str, Any]], record: dict[str, Any]) -> dict[str, str]:
+    total = sum(file["size"] for file in files)
+    return {
+        "shards": str(sum(file["path"].endswith(".safetensors") for file in files)),
+        "total-bytes": str(total),
+        "skipped-bytes": str(total - record.get("sent_bytes", 0)),
+    }
 
 
 def _with_hub(given: Inputs, outcome: str, outputs: dict[str, str]) -> dict[str, Any]:

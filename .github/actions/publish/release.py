@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from hub import Hub
 from inputs import Inputs, take_over
@@ -53,9 +54,17 @@ def _release(given: Inputs, hub: Hub, candidate: str, base: str) -> str:
         "--",
         given.repo_id,
     )
-    if given.rollback_to:
-        (Path(os.environ["WORK"]) / "record.json").write_text(json.dumps({"deleted": done["removed"]}), "utf-8")
+    _add_to_record(done, is_rollback=bool(given.rollback_to))
     return str(done["commit"])
+
+
+def _add_to_record(done: dict[str, Any], *, is_rollback: bool) -> None:
+    place = Path(os.environ["WORK"]) / "record.json"
+    record = json.loads(place.read_text("utf-8"))
+    record["sent_bytes"] = record.get("sent_bytes", 0) + done["sent_bytes"]
+    if is_rollback:
+        record["deleted"] = done["removed"]
+    place.write_text(json.dumps(record), "utf-8")
 
 
 if __name__ == "__main__":
