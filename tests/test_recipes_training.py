@@ -107,7 +107,7 @@ def test_the_plain_loop_is_killed_told_to_go_and_moved_to_an_empty_machine_and_t
     module_hub: Hub, tmp_path: Path, calm: dict[int, str]
 ) -> None:
     first = Process(module_hub, loop("org/loop", tmp_path), tmp_path / "first")
-    first.wait_until(lambda: (tmp_path / "steps" / "step-00000010" / "manifest.json").exists())
+    first.wait_until((tmp_path / "steps" / "step-00000010" / "manifest.json").exists)
     first.wait_for_step(12)
     first.kill()
     second = Process(module_hub, loop("org/loop", tmp_path, "--workers", "1"), tmp_path / "second")

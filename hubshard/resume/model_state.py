@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -15,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hubshard.errors import FormatError
 from hubshard.resume.state_parts import Specs, StatefulPart, Tensors, check_same
 
-__all__ = ["ModelPart", "extra_state_part", "plain_names"]
+__all__ = ["ModelPart", "PlainNames", "extra_state_part"]
 
 _EXTRA = "_extra_state"  # as torch.nn.Module names what get_extra_state() gives
 _CHECKPOINTING = "_checkpoint_wrapped_module"
@@ -29,8 +28,10 @@ class ModelPart:
     path: str
     model: torch.nn.Module
     per_rank: bool = False
+    _names: PlainNames = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
+        self._names = PlainNames(self.model)
         if any(isinstance(module, FullyShardedDataParallel) for module in self.model.modules()):
             raise FormatError(
                 f"{self.path}: it is wrapped in FullyShardedDataParallel, whose flat parameters are not supported",
@@ -39,10 +40,7 @@ class ModelPart:
 
     def save(self, *, is_first: bool) -> tuple[object, Tensors]:
         """See `Part`. Buffers that are whole on every rank are those of the first, as under DDP."""
-        tensors, aliases = self._tensors()
-        if not is_first:
-            buffers = {name for name, _ in plain_names(self.model, self.model.named_buffers(remove_duplicate=False))}
-            tensors = {name: held for name, held in tensors.items() if isinstance(held, DTensor) or name not in buffers}
+        tensors, aliases = self._tensors(with_buffers=is_first)
         return {"aliases": aliases}, tensors
 
     def wanted(self, value: Any, specs: Specs) -> Tensors:
@@ -61,17 +59,13 @@ class ModelPart:
         every = dict(tensors) | {alias: tensors[name] for alias, name in value["aliases"].items()}
         set_model_state_dict(self.model, every, options=_NOT_STRICT)
 
-    def _tensors(self) -> tuple[Tensors, dict[str, str]]:
-        found = get_model_state_dict(self.model)
-        named = [
-            *self.model.named_parameters(remove_duplicate=False),
-            *self.model.named_buffers(remove_duplicate=False),
-        ]
-        holder = {name: id(tensor) for name, tensor in plain_names(self.model, named)}
+    def _tensors(self, *, with_buffers: bool = True) -> tuple[Tensors, dict[str, str]]:
+        """The tensors by name, and further names of them; with or without buffers that are not sharded."""
         first: dict[int, str] = {}
         aliases: dict[str, str] = {}
         tensors: Tensors = {}
-        for name, tensor in found.items():
+        for key, tensor in self.model.state_dict(keep_vars=True).items():
+            name = self._names(key)
             if name.rpartition(".")[2] == _EXTRA:
                 continue
             if not isinstance(tensor, torch.Tensor):
@@ -79,19 +73,20 @@ class ModelPart:
                     f"{self.path}: its state dict holds {name!r}, a {type(tensor).__name__} that is no tensor",
                     hint="keep it in get_extra_state() and set_extra_state(), or as an extra",
                 )
-            known = first.setdefault(holder.get(name, id(tensor)), name)
+            known = first.setdefault(id(tensor), name)
             if known != name:
                 aliases[name] = known
-            else:
-                tensors[name] = tensor
+            elif with_buffers or isinstance(tensor, torch.nn.Parameter | DTensor):
+                tensors[name] = tensor.detach()
         return tensors, aliases
 
 
 def extra_state_part(path: str, model: torch.nn.Module) -> StatefulPart | None:
     """What the modules of a model keep by `get_extra_state`; None where none keeps anything."""
+    names = PlainNames(model)
     modules = {
-        name: module
-        for name, module in plain_names(model, model.named_modules())
+        names(name): module
+        for name, module in model.named_modules()
         if type(module).get_extra_state is not torch.nn.Module.get_extra_state
     }
     return StatefulPart(path, _ExtraStates(modules)) if modules else None
@@ -111,19 +106,28 @@ class _ExtraStates:
             module.set_extra_state(state[name])
 
 
-def plain_names(model: torch.nn.Module, named: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
-    """The same with the names that they have without DDP, torch.compile and activation checkpointing."""
-    return [(_plain_name(model, name), value) for name, value in named]
+class PlainNames:
+    """The names that parts of a model have without DDP, torch.compile and activation checkpointing; remembers them."""
 
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._known: dict[str, str] = {}
 
-def _plain_name(model: torch.nn.Module, name: str) -> str:
-    module: Any = model
-    kept: list[str] = []
-    for key in name.split(".") if name else []:
-        if not _is_wrapped(module, key):
-            kept.append(key)
-        module = getattr(module, key, None)
-    return ".".join(kept)
+    def __call__(self, name: str) -> str:
+        """The plain name of a module, parameter or buffer."""
+        plain = self._known.get(name)
+        if plain is None:
+            plain = self._known[name] = self._without_wrappers(name)
+        return plain
+
+    def _without_wrappers(self, name: str) -> str:
+        module: Any = self._model
+        kept: list[str] = []
+        for key in name.split(".") if name else []:
+            if not _is_wrapped(module, key):
+                kept.append(key)
+            module = getattr(module, key, None)
+        return ".".join(kept)
 
 
 def _is_wrapped(module: object, key: str) -> bool:

@@ -8,6 +8,7 @@ tensor is what was saved.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor, Replicate
 
 from hubshard.errors import FormatError
-from hubshard.resume.model_state import plain_names
+from hubshard.resume.model_state import PlainNames
 from hubshard.resume.state_parts import Specs, Tensors, room_for, spec_of
 from hubshard.resume.tree import fill, join, split, tensor_names
 
@@ -32,21 +33,24 @@ class OptimizerPart:
     optimizer: torch.optim.Optimizer
     model: torch.nn.Module
     per_rank: bool = False
+    _names: PlainNames = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self._names = PlainNames(self.model)
 
     def save(self, *, is_first: bool) -> tuple[object, Tensors]:
         """See `Part`."""
         del is_first  # replicas are equal: which rank stores one is the planner's choice
-        tree = self._tree()
-        for name, param in self._named():
-            for key, value in dict(tree["state"].get(name, {})).items():
+        named = self._named()
+        tree = self._tree(named)
+        for name, param in named:
+            for key, value in tree["state"].get(name, {}).items():
                 _check_share(f"{self.path}.state.{name}.{key}", value, param)
         return split(tree, path=self.path)
 
     def wanted(self, value: Any, specs: Specs) -> Tensors:
         """See `Part`. State that this run does not have yet is made, empty."""
-        self._check_groups(value)
-        _, live = split(self._tree(), path=self.path)
-        params = dict(self._named())
+        params, live = self._fitting(value)
         wanted: Tensors = {}
         for name, values in value["state"].items():
             on_device = any(
@@ -64,11 +68,10 @@ class OptimizerPart:
 
     def load(self, value: Any, tensors: Tensors) -> None:
         """See `Part`."""
-        self._check_groups(value)
-        _, live = split(self._tree(), path=self.path)
+        params, live = self._fitting(value)
         filled = {name: fill(live.get(name), tensor) for name, tensor in tensors.items()}
         tree = join(value, filled, path=self.path)
-        number = {name: number for number, (name, _) in enumerate(self._named())}
+        number = {name: number for number, name in enumerate(params)}
         # within a group the order is that of this run, whatever it was
         groups = [
             dict(group) | {"params": sorted(number[name] for name in group["params"])} for group in tree["param_groups"]
@@ -77,11 +80,11 @@ class OptimizerPart:
         state = {number.get(name, name): values for name, values in ordered}
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         if type(self.optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
-            self._put_exactly(tree)
+            self._put_exactly(tree, params)
 
-    def _put_exactly(self, tree: Any) -> None:
+    def _put_exactly(self, tree: Any, params: Mapping[str, torch.Tensor]) -> None:
         """Undo the casts, and keep tensors of the groups the same objects."""
-        for name, param in self._named():
+        for name, param in params.items():
             if name in tree["state"]:
                 self.optimizer.state[param] = tree["state"][name]
         for group, saved in zip(self.optimizer.param_groups, tree["param_groups"], strict=True):
@@ -89,7 +92,7 @@ class OptimizerPart:
 
     def _named(self) -> list[tuple[str, torch.Tensor]]:
         """The parameters with their names, in the optimizer's order."""
-        names = {id(param): name for name, param in plain_names(self.model, self.model.named_parameters())}
+        names = {id(param): self._names(name) for name, param in self.model.named_parameters()}
         params = [param for group in self.optimizer.param_groups for param in group["params"]]
         strangers = [param for param in params if id(param) not in names]
         if strangers:
@@ -100,9 +103,9 @@ class OptimizerPart:
             )
         return [(names[id(param)], param) for param in params]
 
-    def _tree(self) -> dict[str, Any]:
+    def _tree(self, params: Sequence[tuple[str, torch.Tensor]]) -> dict[str, Any]:
         held = self.optimizer.state_dict()
-        names = [name for name, _ in self._named()]
+        names = [name for name, _ in params]
 
         def named(key: Any) -> Any:
             return names[key] if type(key) is int and 0 <= key < len(names) else key
@@ -110,15 +113,19 @@ class OptimizerPart:
         groups = [dict(group) | {"params": list(map(named, group["params"]))} for group in held["param_groups"]]
         return {"state": {named(key): values for key, values in held["state"].items()}, "param_groups": groups}
 
-    def _check_groups(self, value: Any) -> None:
+    def _fitting(self, value: Any) -> tuple[dict[str, torch.Tensor], Tensors]:
+        """The parameters by name, in the optimizer's order, and the tensors of its state, if the saved groups fit."""
+        named = self._named()
+        tree = self._tree(named)
         saved = [sorted(group["params"]) for group in value["param_groups"]]
-        live = [sorted(group["params"]) for group in self._tree()["param_groups"]]
+        live = [sorted(group["params"]) for group in tree["param_groups"]]
         if saved != live:
             sizes = " and ".join(f"{[len(group) for group in groups]}" for groups in (saved, live))
             raise FormatError(
                 f"{self.path}: its groups hold other parameters than when the step was saved (numbers: {sizes})",
                 hint="build the optimizer as it was when the step was saved",
             )
+        return dict(named), split(tree, path=self.path)[1]
 
 
 def _check_share(path: str, value: object, param: torch.Tensor) -> None:
