@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hubshard import resume
 from hubshard.errors import ConflictError, FormatError, IncompleteError, IntegrityError, NotFoundError
 from hubshard.events import Event
 from hubshard.protocols import Revision
@@ -26,6 +28,7 @@ from hubshard.steps.step import Step, encode_step, step_folder
 from hubshard.steps.writing import PieceStream, commit_step, stage_stream
 from hubshard.store.hub import HubStore
 from hubshard.tensors import Box, TensorSpec
+from tests.faults.proxy import lose, proxied
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -555,3 +558,58 @@ def test_a_save_that_lands_while_storage_is_freed_loses_nothing(hub: Hub, store:
     assert not {file.sha256 for number in (1, 2) for file in steps[number].files[:2]} & held(hub).keys()
     assert_readable(hub, steps[3])
     assert_readable(hub, steps[4])
+
+
+def test_lost_answers_while_steps_are_pruned_and_storage_is_freed_do_no_harm(hub: Hub, store: HubStore) -> None:
+    steps = save_all(store, 1, 2, 3)
+    events: list[Event] = []
+    with proxied(hub.port) as proxy:
+        for line in (r"POST .*/commit/resume", r"POST .*/super-squash/resume", r"POST .*/lfs-files/batch"):
+            proxy.fail(line, lose)
+        branch = StepBranch(REPO, token=TOKEN, endpoint=proxy.url, on_event=events.append)
+        done = branch.prune(keep=1, squash=True)
+        assert proxy.faults == []
+    assert (done.removed, done.freed) == ((1, 2), Freed(4, moving_bytes(steps[1], steps[2])))
+    assert [event.kind for event in events].count("retry") >= 2
+    assert held(hub).keys() == {file.sha256 for file in steps[3].files}
+    assert_readable(hub, steps[3])
+
+
+def test_a_training_that_saves_while_its_branch_is_pruned_and_squashed_loses_nothing(hub: Hub, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    state = {"moving": torch.zeros(100_000), "frozen": torch.ones(100_000)}
+    over = threading.Event()
+
+    def look_after() -> int:
+        squashed = 0
+        while not over.is_set():
+            try:
+                branch_of(hub).prune(keep=2, squash=True)
+            except ConflictError:
+                continue  # a step was saved just then: nothing was removed
+            squashed += 1
+        return squashed
+
+    with (
+        ThreadPoolExecutor(1) as pool,
+        resume.ResumeBranch(REPO, local_dir=tmp_path / "here", keep=3, token=TOKEN, endpoint=hub.url) as run,
+    ):
+        try:
+            run.save(state, 1)
+            run.wait()
+            looking = pool.submit(look_after)
+            for step in range(2, 11):
+                state["moving"] += 1
+                run.save(state, step)
+                if step % 2:
+                    run.wait()
+            run.wait()
+        finally:
+            over.set()
+        assert looking.result() > 0
+    for found in branch_of(hub).steps():
+        assert branch_of(hub).verify(found.step).problems == ()
+    restored = {"moving": torch.zeros(100_000), "frozen": torch.zeros(100_000)}
+    with resume.ResumeBranch(REPO, local_dir=tmp_path / "elsewhere", token=TOKEN, endpoint=hub.url) as run:
+        assert run.restore(restored) == 10
+    assert all(torch.equal(restored[name], state[name]) for name in state)
