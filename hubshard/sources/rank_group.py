@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import threading
 import time
 from collections import defaultdict, deque
@@ -26,6 +27,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from hubshard.errors import FormatError, HubshardError, StoreError
+from hubshard.messages import one_line
 from hubshard.sources.plain_errors import error_of, plain_error
 from hubshard.sources.thread_buffer import ThreadBuffer
 from hubshard.tensors import MAX_DIMENSIONS, Box
@@ -131,10 +133,12 @@ class RankGroup:
         self._heard = dict.fromkeys(range(self.size), time.monotonic())
         self._gone: dict[int, StoreError] = {}
         self._done: set[int] = set()
+        self._is_closed = False
         self._failure: HubshardError | None = None
         self._told: Mapping[str, Any] | None = None  # by another rank, of its failure
         self._ended = threading.Event()
-        self._mailbox = threading.Thread(target=self._receive, name="hubshard-mailbox", daemon=True)
+        # no daemon: torch cannot bear that a thread waits within it while the interpreter ends
+        self._mailbox = threading.Thread(target=self._receive, name="hubshard-mailbox")
         self._beat = threading.Thread(target=self._tell_alive, name="hubshard-alive", daemon=True)
         self._mailbox.start()
         self._beat.start()
@@ -236,8 +240,10 @@ class RankGroup:
     def close(self) -> None:
         """End it: this rank asks and tells no more. Others are answered until they are done too.
 
-        Where some rank is gone the group is left as it is, since nobody can be waited for.
+        Where some rank is gone the group is left as it is, since nobody can be waited for; the mailbox ends within the
+        limit of silence.
         """
+        self._is_closed = True
         if self.rank != 0:
             self._hush()
             self._say_end(0)
@@ -281,7 +287,7 @@ class RankGroup:
 
     def _lose(self, rank: int, why: str) -> StoreError:
         gone = StoreError(
-            f"rank {rank} is gone, or cannot be reached: {' '.join(why.split())[:200]}",
+            f"rank {rank} is gone, or cannot be reached: {_sentence(why)}",
             hint="see what became of it; then publish again: what was finished is not sent again",
         )
         with self._changed:
@@ -317,14 +323,14 @@ class RankGroup:
         # rank 0 ends when all others have said so, they when rank 0 has
         waiting = self.size - 1 if self.rank == 0 else 1
         try:
-            while waiting:
+            while waiting and not (self._is_closed and self._gone):
                 header = torch.empty(_HEADER_WORDS, dtype=torch.int64)
                 work = self._group.recv_anysource([header], _MAILBOX)
                 work.wait()
                 source = int(work._source_rank())  # noqa: SLF001  # there is no other way to learn it
                 waiting -= self._take(source, header.tolist())
         except RuntimeError as error:
-            self.stop(StoreError(f"no rank can be heard any more: {' '.join(str(error).split())[:200]}"))
+            self.stop(StoreError(f"no rank can be heard any more: {_sentence(str(error))}"))
 
     def _take(self, source: int, words: list[int]) -> bool:
         """Take in what came; whether it was the last of its sender."""
@@ -363,6 +369,11 @@ class RankGroup:
             self.stop(error if isinstance(error, HubshardError) else StoreError(text))
         with contextlib.suppress(StoreError):  # who asked is gone
             self._send(source, answer, tag)
+
+
+def _sentence(text: str) -> str:
+    """The first sentence of what gloo says, without the place in its source."""
+    return one_line(re.sub(r"^\[[^\]]*\] ", "", text)).partition(". ")[0][:200]
 
 
 def _answer_bytes(nbytes: int) -> int:
