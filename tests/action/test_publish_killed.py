@@ -48,6 +48,8 @@ def test_a_killed_job_run_again_releases_once(
     with proxied(module_hub.port) as proxy:
         job = new_job(module_hub, endpoint=proxy.url)
         inputs = {**model(job, 1), "repo-id": repo.name, "tag": "v2"}
+        if not released:
+            (job.workspace / "out" / "draft.json").write_text("{}")  # not so in the build that is released
 
         def kill(exchange: Exchange) -> Answer:
             if is_done:
@@ -65,8 +67,10 @@ def test_a_killed_job_run_again_releases_once(
     assert "v2" not in shown
     received = repo.received(large=True)
     job = new_job(module_hub)
+    (job.workspace / "out" / "draft.json").unlink(missing_ok=True)
     ran = ok(job.run(inputs))
     assert repo.heads == {**before, "main": ran.outputs["commit-oid"], "v2": ran.outputs["commit-oid"]}
+    assert "draft.json" not in repo.files()
     assert repo.titles().count("Release v2") == 1
     assert ran.outputs["changed"] == ("false" if released else "true")
     assert repo.received(large=True) - received < 20_000, "no tensor is sent twice"

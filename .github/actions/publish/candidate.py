@@ -119,22 +119,15 @@ def _stage(given: Inputs, hub: Hub, branches: dict[str, str] | None, head: str |
     start = head or (branches or {}).get("main")
     set_outputs({"branch": branch})
     if branches is not None and start is not None:
-        _make(hub, branch, branches.get(branch), start)
+        if branch in branches:  # of a killed run; what else it published must not go along
+            hub.delete_branch(branch)
+        hub.create_branch(branch, start)
     record = run_hubshard(*_verb(given, branch), *_source(given))
     commit, base = str(record["commit"]), head or hub.resolve(given.revision) or ""
     if is_again and commit != base:
         raise ActionError(f"{given.revision} of {given.repo_id} is at {base}, not at {given.expected_head}")
     _write(work, record)
     _pass_on(given, base=base, commit=commit, branch=branch)
-
-
-def _make(hub: Hub, branch: str, there: str | None, start: str) -> None:
-    """A branch that starts where the target is; what a killed run published on it already is kept."""
-    if there is not None:
-        if there == start or start in {commit for commit, _ in hub.parents(there)[1:]}:
-            return
-        hub.delete_branch(branch)
-    hub.create_branch(branch, start)
 
 
 def _candidate_branch(given: Inputs) -> str:
