@@ -43,9 +43,12 @@ class Preemption:
 
     Signal handlers only take a note; the work is done where the training asks. Whatever handled a signal before is
     called after ours, except the defaults, which would end the process at once (SIG_DFL, and Python's own for SIGINT).
-    A further signal changes nothing. A process that was forked from this one, such as a worker of a data loader, takes
-    the signals as if we were not there. `notice` is called in a thread of its own, once a second; where it fails, that
-    is said once.
+    A further signal changes nothing. `notice` is called in a thread of its own, once a second; where it fails, that is
+    said once.
+
+    A process that was forked from this one, such as a worker of a data loader, ends on SIGTERM as if we were not there,
+    since this is how workers are ended; the other signals do nothing to it. So a scheduler that signals every process
+    of a job, rather than the ranks alone, should send SIGUSR1: SIGTERM takes the data loader away from the step.
 
     A context manager: handlers are set at its beginning, and those from before are put back at its end.
 
@@ -191,7 +194,7 @@ class Preemption:
         previous = self._previous.get(number, signal.SIG_DFL)
         if os.getpid() == self._pid:
             self._hear(128 + number, self._grace_seconds)
-        elif previous in {None, signal.SIG_DFL}:
+        elif number == signal.SIGTERM and previous in {None, signal.SIG_DFL}:  # how workers are ended
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         if callable(previous) and previous is not signal.default_int_handler:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -142,29 +143,52 @@ def test_a_signal_that_cannot_be_handled_is_refused_and_the_others_are_put_back(
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
-def test_a_forked_process_takes_the_signal_as_if_we_were_not_there() -> None:
-    code = """
-        import os, signal, sys, time
+def run_code(code: str) -> list[str]:
+    """What a program prints, in a process group of its own."""
+    run = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False, start_new_session=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(("number", "ending"), [("SIGTERM", "-15"), ("SIGUSR1", "7")])
+def test_a_forked_process_ends_on_sigterm_as_if_we_were_not_there_and_outlives_the_rest(
+    number: str, ending: str
+) -> None:
+    code = f"""
+        import os, signal, time
         from hubshard.resume.preemption import Preemption
-        with Preemption(signals=[signal.SIGTERM]) as preemption:
+        with Preemption() as preemption:
             ready, said = os.pipe()
             pid = os.fork()
             if pid == 0:
                 os.write(said, b"x")
-                time.sleep(60)
-                os._exit(0)
+                time.sleep(1)
+                os._exit(7)
             os.read(ready, 1)
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.{number})
             print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), preemption.should_stop(1))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(line[8:] for line in code.splitlines())],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.split() == ["-15", "False"]
+    assert run_code(code) == [ending, "False"]
+
+
+def test_a_sigusr1_to_all_processes_of_a_job_leaves_the_workers_of_a_data_loader_at_work() -> None:
+    pytest.importorskip("torch")
+    code = """
+        import os, signal
+        from torch.utils.data import DataLoader
+        from hubshard.resume.preemption import Preemption
+        with Preemption() as preemption:
+            batches = iter(DataLoader(range(4000), batch_size=4, num_workers=2))
+            for step in range(1, 1000):
+                next(batches)
+                if step == 10:
+                    os.killpg(0, signal.SIGUSR1)
+                if preemption.should_stop(step):
+                    break
+            print(step, preemption.exit_code, sum(1 for _ in batches))
+    """
+    assert run_code(code) == ["10", str(128 + signal.SIGUSR1), "990"]
 
 
 @pytest.mark.parametrize(("answer", "least", "most"), [(True, 0, 20), (1.5, 0, 1.5), (100, 20, 100)])
