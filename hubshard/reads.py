@@ -11,7 +11,7 @@ from hubshard.errors import FormatError
 from hubshard.manifest import Manifest, Piece
 from hubshard.tensors import Box, TensorSpec
 
-__all__ = ["Copy", "Read", "ReadPlan", "plan_reads"]
+__all__ = ["Copy", "Read", "ReadPlan", "check_whole_bytes", "plan_reads", "row_major_strides"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def _regions(manifest: Manifest, name: str, box: Box) -> Sequence[tuple[Piece, B
 
 def _spans(piece: Piece, region: Box, spec: TensorSpec, max_gap_bytes: int, max_read_bytes: int) -> Iterator[_Span]:
     # Dimensions from `depth` on are read through, gaps and all; those before are walked one index at a time.
-    strides = _strides(piece.box.shape, spec.bits)
+    strides = row_major_strides(piece.box.shape, spec.bits)
     depth = len(region.shape)
     inner_bits = spec.bits
     while depth:
@@ -176,6 +176,19 @@ def _spans(piece: Piece, region: Box, spec: TensorSpec, max_gap_bytes: int, max_
         if first % 8 or last % 8:
             raise _not_whole_bytes(spec, region)
         yield _Span(piece, block, piece.at.start + first // 8, piece.at.start + last // 8)
+
+
+def check_whole_bytes(spec: TensorSpec, box: Box) -> None:
+    """Refuse a box of a packed tensor whose rows begin or end within a byte.
+
+    Raises:
+        FormatError: there it does.
+    """
+    strides = row_major_strides(spec.shape, spec.bits)
+    first = sum(o * stride for o, stride in zip(box.offset, strides, strict=True))
+    copy = Copy(spec.name, box.shape, spec.bits, 0, strides, 0, row_major_strides(box.shape, spec.bits))
+    if box.numel and (first % 8 or not copy.is_whole_bytes()):
+        raise _not_whole_bytes(spec, box)
 
 
 def _not_whole_bytes(spec: TensorSpec, box: Box) -> FormatError:
@@ -229,7 +242,7 @@ def _coalesce(
 def _copy(span: _Span, read_start: int, wanted: Mapping[str, Box], manifest: Manifest) -> Copy:
     spec = manifest.tensors[span.piece.tensor]
     box = wanted[spec.name]
-    target_strides = _strides(box.shape, spec.bits)
+    target_strides = row_major_strides(box.shape, spec.bits)
     corner = span.region.relative_to(box).offset
     target_bits = sum(o * stride for o, stride in zip(corner, target_strides, strict=True))
     copy = Copy(
@@ -237,7 +250,7 @@ def _copy(span: _Span, read_start: int, wanted: Mapping[str, Box], manifest: Man
         shape=span.region.shape,
         bits=spec.bits,
         source=span.start - read_start,
-        source_strides=_strides(span.piece.box.shape, spec.bits),
+        source_strides=row_major_strides(span.piece.box.shape, spec.bits),
         target=target_bits // 8,
         target_strides=target_strides,
     )
@@ -246,7 +259,7 @@ def _copy(span: _Span, read_start: int, wanted: Mapping[str, Box], manifest: Man
     return copy
 
 
-def _strides(shape: Sequence[int], bits: int) -> tuple[int, ...]:
+def row_major_strides(shape: Sequence[int], bits: int) -> tuple[int, ...]:
     """Bits from one element to the next, per dimension, of a row-major array."""
     strides = [bits] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):

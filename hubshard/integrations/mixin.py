@@ -21,6 +21,7 @@ from hubshard.publish import Published, push_to_hub
 from hubshard.publish.outgoing import Layout, Outgoing, from_memory
 from hubshard.sizes import parse_size
 from hubshard.sources.dtypes import parse_float_dtype
+from hubshard.sources.model_config import config_of
 from hubshard.store.local import LocalStore
 
 if TYPE_CHECKING:
@@ -149,12 +150,7 @@ def _arguments(cls: type[Any], raw: bytes | None) -> dict[str, Any]:
     # a config that another tool wrote may say more than __init__ takes
     if raw is None:
         return {}
-    try:
-        config = json.loads(raw)
-    except ValueError as error:
-        raise FormatError(f"{_CONFIG} is no valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise FormatError(f"{_CONFIG} is no JSON object")
+    config = config_of(raw)
     parameters = inspect.signature(cls.__init__).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return config

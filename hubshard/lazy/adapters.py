@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hubshard.errors import FormatError, StoreError
+from hubshard.sources.model_config import config_of
 from hubshard.store.opening import Opened, open_target
 from hubshard.target import RepoTarget, parse_target
 
@@ -19,6 +19,7 @@ __all__ = ["Adapter", "find_adapter"]
 
 _CONFIG = "adapter_config.json"
 _BLOCK_BYTES = 4 * 2**20
+_MAX_CONFIG_BYTES = 16 * 2**20
 _FILES = (_CONFIG, "adapter_model.safetensors")
 
 
@@ -79,17 +80,15 @@ def find_adapter(
     prefix = f"{subfolder}/" if subfolder else ""
     for entry in opened.store.list(opened.at):
         if entry.path == prefix + _CONFIG:
+            if entry.nbytes > _MAX_CONFIG_BYTES:
+                raise FormatError(f"{target.repo_id}: {entry.path} has {entry.nbytes} bytes, too many for a config")
             raw = b"".join(bytes(block) for block in opened.blocks(entry.path, entry.nbytes, block_bytes=_BLOCK_BYTES))
             return Adapter(_base(raw, target.repo_id), opened, prefix, None)
     return None
 
 
 def _base(raw: bytes, where: str) -> str:
-    try:
-        config = json.loads(raw)
-    except ValueError as error:
-        raise FormatError(f"{where}: {_CONFIG} is no valid JSON: {error}") from error
-    base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+    base = config_of(raw, path=f"{where}: {_CONFIG}").get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise FormatError(
             f"{where}: {_CONFIG} names no model that the adapter stands on",

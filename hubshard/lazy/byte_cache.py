@@ -65,7 +65,12 @@ class CachedReader:
             if position + stop - start > self._cap:
                 return
             self._stop += stop - start
-        self._write(position, into[: stop - start])
+        try:
+            self._write(position, into[: stop - start])
+        except OSError:  # the disk has run full: what is kept stays, and nothing comes to it
+            with self._lock:
+                self._cap = 0
+            return
         with self._lock:
             self._kept[key] = position
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from hubshard.errors import FormatError
 from hubshard.lazy.drop_behind import DropBehind, available_memory
 from hubshard.lazy.indexing import Selection, select
 from hubshard.lazy.mapped import MappedFiles
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "LazyTensor"]
 
+_MAX_SMALL_BYTES = 256 * 2**20
 _INTEGERS = {8: "U8", 16: "I16", 32: "I32", 64: "I64"}
 
 
@@ -112,7 +114,8 @@ class LazyTensor:
     def __getitem__(self, index: Any) -> torch.Tensor:
         """The elements that `index` picks, as a CPU tensor; only their bytes are read, and small gaps between them.
 
-        A whole tensor of a local file comes as pages of that file (copy-on-write), without a copy.
+        A whole tensor of a local file comes as pages of that file (copy-on-write), without a copy. Asked for again, it
+        is others: what was written to the first is not seen. The names of tied weights share theirs.
 
         Args:
             index: as numpy's basic indexing: integers, slices with any step, Ellipsis, None.
@@ -128,7 +131,7 @@ class LazyTensor:
             return _packed(self, selection)
         if selection.picked_shape == spec.shape and not selection.reversed_dims:
             mapped = self._checkpoint.mapped
-            whole = mapped.tensor(spec) if mapped else None
+            whole = mapped.tensor(spec, self.name) if mapped else None
             if whole is not None:
                 self._checkpoint.on_mapped(spec.nbytes)
                 return whole.reshape(selection.shape)
@@ -262,16 +265,24 @@ class Checkpoint(Mapping[str, LazyTensor]):
         return made
 
     def read_file(self, name: str) -> bytes | None:
-        """The bytes of a small file beside the weights, such as "config.json"; None where there is none."""
+        """The bytes of a small file beside the weights, such as "config.json"; None where there is none.
+
+        Raises:
+            FormatError: it is larger than 256 MiB.
+        """
         self._check_open()
         if self.root is not None:
             path = self.root / self.folder / name
-            return path.read_bytes() if path.is_file() else None
+            if not path.is_file():
+                return None
+            _check_small(name, path.stat().st_size)
+            return path.read_bytes()
         if self.store is None or self.at is None:
             return None
         path_in_store = f"{self.folder}/{name}" if self.folder else name
         for entry in self.store.list(self.at):
             if entry.path == path_in_store:
+                _check_small(name, entry.nbytes)
                 raw = bytearray(entry.nbytes)
                 if raw:
                     self.store.read(self.at, entry.path, 0, entry.nbytes, memoryview(raw))
@@ -295,6 +306,11 @@ class Checkpoint(Mapping[str, LazyTensor]):
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("this checkpoint is closed")
+
+
+def _check_small(name: str, nbytes: int) -> None:
+    if nbytes > _MAX_SMALL_BYTES:
+        raise FormatError(f"{name} has {nbytes} bytes, too many for a file that is read whole")
 
 
 def _for_reading(store: Reader, manifest: Manifest, root: Path | None) -> Reader:

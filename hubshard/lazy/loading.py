@@ -151,16 +151,12 @@ def _placements(
     assign: bool | None,
 ) -> Iterator[_Placement]:
     device_of = _devices(device_map)
-    mapped_names: set[str] = set()
     for slot, name in zip(slots, matched.stored, strict=True):
         device = device_of(slot)
         if name is None or device.type == "meta":
             continue
         spec = checkpoint.specs[name]
-        placement = _place(slot, spec, checkpoint, device=device, code=code, assign=assign, mapped_names=mapped_names)
-        if placement.is_mapped:
-            mapped_names.add(name)
-        yield placement
+        yield _place(slot, spec, checkpoint, device=device, code=code, assign=assign)
 
 
 def _place(
@@ -171,7 +167,6 @@ def _place(
     device: torch.device,
     code: str | None,
     assign: bool | None,
-    mapped_names: set[str],
 ) -> _Placement:
     import torch  # noqa: PLC0415  # slow, and optional
 
@@ -186,9 +181,7 @@ def _place(
         wanted = getattr(torch, CASTABLE[code])
     if not new and wanted == local.dtype and device == local.device:
         return _Placement(slot, spec, box, local, is_mapped=False, is_new=False, device=device)
-    # two parameters of their own must not share the pages of one tensor
-    can_map = checkpoint.mapped is not None and box == spec.box and spec.name not in mapped_names
-    if can_map and device.type == "cpu" and wanted == torch_dtype(spec) and checkpoint.mapped:
+    if checkpoint.mapped and box == spec.box and device.type == "cpu" and wanted == torch_dtype(spec):
         whole = checkpoint.mapped.tensor(spec)
         if whole is not None:
             return _Placement(slot, spec, box, whole, is_mapped=True, is_new=True, device=device)
@@ -243,12 +236,10 @@ def _load(
     verifying: VerifyingReader | None,
 ) -> LoadReport:
     read = [placement for placement in placements if not placement.is_mapped]
-    mapped = [placement.spec for placement in placements if placement.is_mapped]
-    bytes_mapped = sum(spec.nbytes for spec in mapped)
+    mapped = [placement.into for placement in placements if placement.is_mapped]
+    bytes_mapped = sum(tensor.nbytes for tensor in mapped)
     op.start(bytes_mapped + sum(p.box.numel * p.spec.bits // 8 for p in read))
-    reader = checkpoint.reader
-    if verifying and isinstance(reader, FileReader):
-        reader = replace(reader, store=verifying)
+    reader = checkpoint.reader.through(verifying) if verifying else checkpoint.reader
     staging = _staging(read, reader)
     if staging and isinstance(reader, FileReader):
         reader = replace(reader, staging=staging)

@@ -13,7 +13,7 @@ from hubshard.engine import run
 from hubshard.errors import IntegrityError
 from hubshard.lazy.pages import populate
 from hubshard.lazy.torch_dtypes import torch_dtype, torch_shape
-from hubshard.manifest import Extent, Manifest, Piece
+from hubshard.manifest import Manifest, Piece
 from hubshard.tensors import TensorSpec
 
 if TYPE_CHECKING:
@@ -28,18 +28,36 @@ _ALIGNMENT = 8
 class MappedFiles:
     """The files of a manifest in a local folder, mapped when first asked for.
 
-    The mappings are copy-on-write: who writes to such a tensor changes neither the file nor any other process's view.
+    The mappings are copy-on-write: who writes to such a tensor changes neither the file nor what anybody else sees. For
+    that, a tensor that is asked for again comes from a new mapping of its file.
     A mapping lives as long as a tensor that stands on it, also after `close`.
+
+    Args:
+        root: the folder.
+        manifest: what is in its files.
+        shares: whether the same pages may be given again, for those who never write.
     """
 
-    def __init__(self, root: Path, manifest: Manifest) -> None:
+    def __init__(self, root: Path, manifest: Manifest, *, shares: bool = False) -> None:
         self._root = root
         self._manifest = manifest
+        self._shares = shares
         self._maps: dict[str, mmap.mmap] = {}
+        # of each mapping, the tensors that somebody may have written to, and what they were called
+        self._given: dict[str, dict[str, set[str | None]]] = {}
         self._lock = threading.Lock()
 
-    def tensor(self, spec: TensorSpec) -> torch.Tensor | None:
+    def sharing(self) -> MappedFiles:
+        """The same files, in mappings apart from these, for those who never write."""
+        return MappedFiles(self._root, self._manifest, shares=True)
+
+    def tensor(self, spec: TensorSpec, called: str | None = None) -> torch.Tensor | None:
         """The whole tensor as pages of its file; None where it is in parts, empty or not aligned.
+
+        Args:
+            spec: of the stored tensor.
+            called: by which of its names it is asked for, so that tied weights share their pages once; None shares
+                with nobody.
 
         Raises:
             IntegrityError: the file has another size than when its header was read.
@@ -50,44 +68,30 @@ class MappedFiles:
         if piece is None:
             return None
         start, nbytes = piece.at.start, piece.at.nbytes
-        flat = torch.frombuffer(self._map(piece.at.path), dtype=torch.uint8, count=nbytes, offset=start)
+        flat = torch.frombuffer(self._map(piece, called), dtype=torch.uint8, count=nbytes, offset=start)
         return flat.view(torch_dtype(spec)).reshape(torch_shape(spec))
 
     def can_map(self, spec: TensorSpec) -> bool:
         """Whether `tensor` returns one."""
         return self._whole(spec) is not None
 
-    def populate(self, specs: Iterable[TensorSpec], *, workers: int) -> None:
-        """Bring the pages of whole tensors into memory from several threads, where the system can; else do nothing."""
-        extents = sorted(
-            (piece.at for piece in map(self._whole, specs) if piece is not None), key=lambda at: (at.path, at.start)
-        )
-        parts = [
-            Extent(at.path, start, min(at.stop, start + _POPULATE_BYTES))
-            for at in extents
-            for start in range(at.start, at.stop, _POPULATE_BYTES)
-        ]
-        for _ in run(parts, cost=lambda at: at.nbytes, work=self._populate, budget_bytes=2**62, workers=workers):
-            pass
+    def populate(self, tensors: Iterable[torch.Tensor], *, workers: int) -> None:
+        """Bring the pages of such tensors into memory from several threads, where the system can; else do nothing."""
+        _populate(sorted((tensor.data_ptr(), tensor.nbytes) for tensor in tensors), workers)
 
     def populate_within(self, tensors: Iterable[torch.Tensor], *, workers: int) -> None:
-        """As `populate`, for those of the tensors that are pages of these files."""
+        """As `populate`, for those of the tensors that are pages of the newest mappings."""
         with self._lock:
             starts = {path: _address(memory) for path, memory in self._maps.items()}
         maps = [(start, start + self._manifest.files[path].nbytes) for path, start in starts.items()]
         ranges = sorted({(tensor.data_ptr(), tensor.nbytes) for tensor in tensors if tensor.device.type == "cpu"})
-        parts = [
-            (at, min(_POPULATE_BYTES, address + nbytes - at))
-            for address, nbytes in ranges
-            if any(start <= address < stop for start, stop in maps)
-            for at in range(address, address + nbytes, _POPULATE_BYTES)
-        ]
-        for _ in run(parts, cost=lambda _: 0, work=lambda part: populate(*part), budget_bytes=1, workers=workers):
-            pass
+        _populate([found for found in ranges if any(start <= found[0] < stop for start, stop in maps)], workers)
 
     def close(self) -> None:
         """Let go of the mappings; those under a tensor stay until it is gone."""
-        self._maps.clear()
+        with self._lock:
+            self._maps.clear()
+            self._given.clear()
 
     def _whole(self, spec: TensorSpec) -> Piece | None:
         pieces = self._manifest.pieces_of[spec.name]
@@ -95,22 +99,38 @@ class MappedFiles:
             return None
         return pieces[0]
 
-    def _map(self, path: str) -> mmap.mmap:
+    def _map(self, piece: Piece, called: str | None) -> mmap.mmap:
+        path = piece.at.path
         with self._lock:
-            found = self._maps.get(path)
-            if found is None:
-                with (self._root / path).open("rb") as file:
-                    found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-                if len(found) != self._manifest.files[path].nbytes:
-                    raise IntegrityError(
-                        f"{path}: has {len(found)} bytes now, {self._manifest.files[path].nbytes} when it was opened",
-                        hint="another program replaces it: open the checkpoint again",
-                    )
-                self._maps[path] = found
+            given = self._given.setdefault(path, {})
+            names = given.get(piece.tensor, set())
+            if names and (called is None or names & {called, None}) and not self._shares:
+                del self._maps[path]
+                given.clear()
+            found = self._maps.get(path) or self._mapped(path)
+            self._maps[path] = found
+            given.setdefault(piece.tensor, set()).add(called)
             return found
 
-    def _populate(self, at: Extent) -> None:
-        populate(_address(self._map(at.path)) + at.start, at.nbytes)
+    def _mapped(self, path: str) -> mmap.mmap:
+        with (self._root / path).open("rb") as file:
+            found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        if len(found) != self._manifest.files[path].nbytes:
+            raise IntegrityError(
+                f"{path}: has {len(found)} bytes now, {self._manifest.files[path].nbytes} when it was opened",
+                hint="another program replaces it: open the checkpoint again",
+            )
+        return found
+
+
+def _populate(ranges: Iterable[tuple[int, int]], workers: int) -> None:
+    parts = [
+        (at, min(_POPULATE_BYTES, address + nbytes - at))
+        for address, nbytes in ranges
+        for at in range(address, address + nbytes, _POPULATE_BYTES)
+    ]
+    for _ in run(parts, cost=lambda _: 0, work=lambda part: populate(*part), budget_bytes=1, workers=workers):
+        pass
 
 
 def _address(memory: mmap.mmap) -> int:

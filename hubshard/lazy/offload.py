@@ -195,6 +195,7 @@ def offload(
         fixed = staging_bytes + _fixed_bytes(slots, placed)
         where = torch.device(device)
         loader = LayerLoader(checkpoint, cached, layers, device=where, fixed_bytes=fixed)
+        stack.callback(loader.close)
         _check_budget(layers, loader, budget_bytes)
         _load_fixed(slots, placed, cached, where)
         ahead_bytes = min(cached.policy.budget_bytes, budget_bytes // 2)

@@ -159,7 +159,9 @@ class LayerLoader:
         device: torch.device,
         fixed_bytes: int,
     ) -> None:
-        self._mapped = checkpoint.mapped if device.type == "cpu" and pages.can_discard() else None
+        can_map = checkpoint.mapped is not None and device.type == "cpu" and pages.can_discard()
+        # mappings of its own: dropping a layer takes back what was written to its pages
+        self._mapped = checkpoint.mapped.sharing() if can_map and checkpoint.mapped else None
         self._reader = reader
         self._layers = layers
         self._device = device
@@ -220,6 +222,11 @@ class LayerLoader:
                 pages.discard(parameter.data_ptr(), part.nbytes)
         loaded.clear()
         self._other -= self._other_bytes(layer)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        if self._mapped:
+            self._mapped.close()
 
     def trim(self, nbytes: int) -> None:
         """Give free buffers back to the system."""

@@ -7,7 +7,6 @@ put back here: the generation config, the name, custom generation code and adapt
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -24,7 +23,9 @@ from hubshard.lazy.adapters import Adapter, find_adapter
 from hubshard.lazy.checkpoint import Checkpoint
 from hubshard.lazy.opening import opened
 from hubshard.lazy.steps import WhichStep
+from hubshard.messages import brief
 from hubshard.protocols import Source
+from hubshard.sources.model_config import config_of
 from hubshard.store.local import LocalStore
 from hubshard.target import RepoTarget, parse_target
 
@@ -198,7 +199,7 @@ def _check_disk(checkpoint: Checkpoint, home: _Home, kw: Mapping[str, Any]) -> N
 
 
 def _needs_files(checkpoint: Checkpoint, home: _Home, device_map: Any) -> bool:
-    if (home.config.get("quantization_config") or {}).get("quant_method") == "torchao":
+    if _table(home.config.get("quantization_config")).get("quant_method") == "torchao":
         return True
     local = isinstance(checkpoint.store, LocalStore)
     if isinstance(device_map, Mapping):
@@ -207,23 +208,25 @@ def _needs_files(checkpoint: Checkpoint, home: _Home, device_map: Any) -> bool:
 
 
 def _class(home: _Home, config: Any, model_class: type[Any] | None) -> Any:
-    auto_map = {key: ref for key, ref in (home.config.get("auto_map") or {}).items() if isinstance(ref, str)}
+    auto_map = {key: ref for key, ref in _table(home.config.get("auto_map")).items() if isinstance(ref, str)}
     if model_class is not None:
         ref = auto_map.get(model_class.__name__) if _is_auto(model_class) else None
         return _remote_class(ref, home) if ref and home.trust_remote_code else model_class
     architectures = getattr(config, "architectures", None) or home.config.get("architectures")
-    if not architectures:
+    name = architectures[0] if isinstance(architectures, (list, tuple)) and architectures else None
+    if not isinstance(name, str):
         raise FormatError(f"{home.name}: its config names no architecture", hint="pass model_class=")
-    name = architectures[0]
     ref = next((ref for ref in auto_map.values() if ref.rpartition(".")[2] == name), None)
     if ref and home.trust_remote_code:
         return _remote_class(ref, home)
     import transformers  # noqa: PLC0415  # slow, and optional
 
     found = getattr(transformers, name, None)
-    if found is None:
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         hint = "pass trust_remote_code=True to run its own code" if ref else "pass model_class=, or update transformers"
-        raise FormatError(f"{home.name}: transformers {transformers.__version__} has no class {name}", hint=hint)
+        raise FormatError(
+            f"{home.name}: transformers {transformers.__version__} has no model class {brief(name)}", hint=hint
+        )
     return found
 
 
@@ -305,13 +308,12 @@ def _generation_config(folder: Path, kw: Mapping[str, Any]) -> Any:
 def _config(folder: Path | None) -> Mapping[str, Any]:
     if folder is None or not (folder / _CONFIG).is_file():
         return {}
-    try:
-        config = json.loads((folder / _CONFIG).read_bytes())
-    except ValueError as error:
-        raise FormatError(f"{folder / _CONFIG} is no valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise FormatError(f"{folder / _CONFIG} is no JSON object")
-    return config
+    return config_of((folder / _CONFIG).read_bytes(), path=str(folder / _CONFIG))
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    # what a config should have as an object, and may not
+    return value if isinstance(value, Mapping) else {}
 
 
 @contextmanager
@@ -330,10 +332,10 @@ def _small_files(checkpoint: Checkpoint, *, with_code: bool) -> Iterator[Path | 
             path = entry.path.removeprefix(prefix)
             wanted = _is_small_config(path) or (with_code and path.endswith(".py"))
             if entry.path.startswith(prefix) and wanted and entry.nbytes <= _MAX_SMALL_BYTES:
+                check_path(entry.path, path="the repo")
                 raw = bytearray(entry.nbytes)
                 if raw:
                     store.read(at, entry.path, 0, entry.nbytes, memoryview(raw))
-                check_path(entry.path, path="the repo")
                 target = Path(scratch) / path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(raw)

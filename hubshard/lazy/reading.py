@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from typing import Protocol
@@ -14,7 +14,7 @@ from hubshard.errors import IntegrityError
 from hubshard.lazy.staging import PlainStaging, Staging
 from hubshard.manifest import Extent, Manifest
 from hubshard.protocols import Reader, Revision, Source
-from hubshard.reads import Copy, Read, plan_reads
+from hubshard.reads import Copy, Read, check_whole_bytes, plan_reads, row_major_strides
 from hubshard.tensors import Box, TensorSpec
 
 __all__ = [
@@ -96,6 +96,9 @@ class TensorReader(Protocol):
     def jobs(self, wanted: Mapping[str, Box], targets: Mapping[str, Target]) -> Iterator[Job]:
         """The reads that fill `targets` with the boxes in `wanted`."""
 
+    def through(self, store: Reader) -> TensorReader:
+        """The same, from files that are read through another store; itself where it reads no files."""
+
 
 def execute(jobs: Iterable[Job], policy: Policy) -> int:
     """Do all jobs, at most `policy.budget_bytes` in flight; the bytes that were read."""
@@ -144,6 +147,10 @@ class FileReader:
             at = Extent(read.path, read.start, read.stop)
             yield Job(read.nbytes, partial(self._read, read, targets), at)
 
+    def through(self, store: Reader) -> TensorReader:
+        """The same, from files that are read through another store."""
+        return replace(self, store=store)
+
     def _read(self, read: Read, targets: Mapping[str, Target]) -> int:
         if len(read.copies) == 1:
             (copy,) = read.copies
@@ -185,6 +192,8 @@ class SourceReader:
         """The reads that fill `targets` with the boxes in `wanted`."""
         for name, box in wanted.items():
             bits = self.specs[name].bits
+            if bits % 8:
+                check_whole_bytes(self.specs[name], box)
             start = 0
             for block in box.blocks(bits=bits, max_bytes=self.policy.max_read_bytes):
                 nbytes = block.numel * bits // 8
@@ -192,6 +201,11 @@ class SourceReader:
                     copy = _copy_of_block(name, block.shape, box.shape, bits, start)
                     yield Job(nbytes, partial(self._read, block, copy, targets[name], nbytes))
                 start += nbytes
+
+    def through(self, store: Reader) -> TensorReader:
+        """Itself: it reads no files."""
+        del store
+        return self
 
     def _read(self, block: Box, copy: Copy, target: Target, nbytes: int) -> int:
         # a memoryview of a read-only buffer is only ever read from
@@ -231,7 +245,7 @@ def told(job: Job, on_bytes: Callable[[int], None]) -> Job:
         on_bytes(nbytes)
         return nbytes
 
-    return Job(job.nbytes, work)
+    return Job(job.nbytes, work, job.at)
 
 
 @dataclass(frozen=True)
@@ -250,6 +264,10 @@ class ToldReader:
     def policy(self) -> Policy:
         """As the other one's."""
         return self.reader.policy
+
+    def through(self, store: Reader) -> TensorReader:
+        """The same, from files that are read through another store."""
+        return ToldReader(self.reader.through(store), self.on_bytes)
 
     def jobs(self, wanted: Mapping[str, Box], targets: Mapping[str, Target]) -> Iterator[Job]:
         """The other one's."""
@@ -272,14 +290,6 @@ def single_run(copy: Copy) -> tuple[int, int, int] | None:
     """The copy as one run of bytes (from where, to where, how many), or None where it is several."""
     runs = list(islice(copy.runs(), 2))
     return runs[0] if len(runs) == 1 else None
-
-
-def row_major_strides(shape: tuple[int, ...], bits: int) -> tuple[int, ...]:
-    """Bits from one element to the next, per dimension."""
-    strides = [bits] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * shape[dim + 1]
-    return tuple(strides)
 
 
 def _copy_of_block(name: str, shape: tuple[int, ...], within: tuple[int, ...], bits: int, start: int) -> Copy:

@@ -128,11 +128,11 @@ def with_the_rest(
     jobs: Iterable[Job], manifest: Manifest, reader: VerifyingReader, at: Revision, *, max_read_bytes: int
 ) -> Sequence[Job]:
     """The jobs in the order of their files, and between them such that read what no job does."""
-    ordered = sorted((job for job in jobs if job.at), key=_place)
     covered: dict[str, int] = {}
     every: list[Job] = []
-    for job in ordered:
+    for job in sorted(jobs, key=_place):
         if job.at is None:
+            every.append(job)
             continue
         path, start = job.at.path, covered.get(job.at.path, 0)
         every += _fillers(Extent(path, start, job.at.start), reader, at, max_read_bytes)

@@ -158,8 +158,9 @@ def test_a_whole_local_tensor_is_mapped_and_a_write_to_it_stays_private(tmp_path
     with open_checkpoint(tmp_path) as checkpoint:
         whole = checkpoint["t"][...]
         again = checkpoint["t"][:, :]
-        assert whole.data_ptr() == again.data_ptr()
         whole.zero_()
+        assert again.any()
+        assert checkpoint["t"][:].any()
     assert not whole.any()
     assert (tmp_path / "model.safetensors").read_bytes() == before
 

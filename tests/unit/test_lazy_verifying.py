@@ -70,6 +70,26 @@ def test_files_as_promised_are_loaded_and_read_once(
     assert len(open_checkpoint(snapshot, verify=True)) == len(wanted) + 1
 
 
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_a_checkpoint_that_tells_of_its_reads_is_verified_as_any(
+    snapshot: Path, wanted: dict[str, Any], device: str
+) -> None:
+    told: list[int] = []
+    with torch.device(device):
+        net = Net()
+    assign = False if device == "cpu" else None
+    with open_checkpoint(snapshot) as checkpoint:
+        load_into(net, checkpoint.told(told.append), verify=True, strict=False, assign=assign)
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in net.state_dict().items())
+    damage(snapshot, 1, -1)
+    with torch.device("meta"):
+        other = Net()
+    with open_checkpoint(snapshot) as checkpoint, pytest.raises(IntegrityError, match=r"00001-of.*sha256"):
+        load_into(other, checkpoint.told(told.append), verify=True, strict=False, dtype="float64")
+    assert all(tensor.is_meta for tensor in other.state_dict().values())
+    assert sum(told) > 0 or device == "meta"
+
+
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("position", [-1, -900_000])
 def test_a_flipped_bit_anywhere_is_found_before_a_parameter_is_assigned(
