@@ -57,14 +57,15 @@ class StepAgreement:
         self._name = name
         self._number = 0
         self._noted: dict[str, Any] | None = None
-        self._ended: deque[int] = deque(maxlen=_MOST_LAG + 1)
+        self._ended: deque[tuple[int, int]] = deque(maxlen=_MOST_LAG + 1)  # time round, step
         self._fence = _Fence()
 
     def at_end_of(self, step: int, proposal: dict[str, Any] | None) -> dict[str, Any] | None:
         """Say that a step has ended on this rank, once per step, and what this rank would have all ranks do.
 
         Args:
-            step: its number; greater than that of the last call, and the same on all ranks call by call.
+            step: its number, the same on all ranks call by call. One that is not greater than that of the last call
+                says that the run went back to an earlier step.
             proposal: JSON values; None for nothing. The first proposal is taken, whichever rank made it.
 
         Returns:
@@ -73,16 +74,17 @@ class StepAgreement:
         Raises:
             StoreError: the store is gone, as it is when the process that keeps it has died.
         """
-        self._ended.append(step)
+        time_round, last = self._ended[-1] if self._ended else (0, step - 1)
+        self._ended.append((time_round + (step <= last), step))
         if self._store is None:
             return proposal
         lag = self._fence.pass_by()
         if self._noted is None:
-            self._noted = self._look(self._store, None if proposal is None else [step, lag, proposal])
+            self._noted = self._look(self._store, None if proposal is None else [self._ended[-1], lag, proposal])
         if self._noted is None:
             return None
         after, lag, agreed = self._noted["value"]
-        if sum(ended > after for ended in self._ended) <= lag:
+        if sum(ended > tuple(after) for ended in self._ended) <= lag:
             return None
         self._number, self._noted = self._number + 1, None
         return dict(agreed)

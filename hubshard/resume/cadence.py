@@ -85,6 +85,8 @@ class Cadence:
         Args:
             step: number of the step that has just ended; the same on all ranks call by call.
         """
+        if self._asked is not None and step < self._asked[0]:  # the run went back
+            self._asked, self._last_saved, self._last_due = None, -1, min(self._last_due, step)
         if self._asked is None or step != self._asked[0]:
             before = max(step - 1, 0) if self._asked is None else self._asked[0]
             self._asked = step, self._decide(step, before)

@@ -58,6 +58,15 @@ def test_to_ask_again_gets_the_same_answer_until_the_step_is_saved() -> None:
     assert not cadence.due(6)
 
 
+def test_a_run_that_goes_back_is_saved_again_on_its_way() -> None:
+    cadence, clock = Cadence(10), Clock()
+    assert due_steps(cadence, range(1, 42)) == [10, 20, 30, 40]
+    assert due_steps(cadence, range(21, 42)) == [30, 40]
+    timed = Cadence("30s", clock=clock)
+    assert due_steps(timed, range(1, 70), clock) == [30, 60]
+    assert due_steps(timed, range(31, 70), clock) == [51]  # nine seconds had passed
+
+
 @pytest.mark.parametrize("every", ["30s", timedelta(seconds=30), "0.5m"])
 def test_time_is_counted_from_the_beginning_and_from_save_to_save(every: Every) -> None:
     clock = Clock()
@@ -122,7 +131,7 @@ def test_ranks_whose_clocks_differ_save_the_same_steps_those_of_rank_0() -> None
         agreement = StepAgreement(store, name="save", world_size=world)
         cadence = Cadence("10s", rank=rank, agreement=agreement, clock=clock)
         found = []
-        for step in range(1, steps):
+        for step in [*range(1, steps), *range(50, 150)]:
             meet.wait()
             if rng.random() < 0.1:
                 time.sleep(0.001)
@@ -133,7 +142,8 @@ def test_ranks_whose_clocks_differ_save_the_same_steps_those_of_rank_0() -> None
 
     with ThreadPoolExecutor(world) as pool:
         found = list(pool.map(rank_of, range(world)))
-    assert found[0] == list(range(11, steps, 11))  # wanted after ten, taken one step later
+    wanted = list(range(11, steps, 11))  # ten seconds, and one step until all know
+    assert found[0] == [*wanted, *range(57, 150, 11)]
     assert found == [found[0]] * world
 
 
