@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,8 @@ __all__ = ["XetUploader"]
 
 _ATTEMPTS = 3
 _LOOK_SECONDS = 0.25
+_SILENT_STALLS = 4.0  # what was handed to the system is still on its way when the count stands still
+_CHECKED_BYTES_PER_SECOND = 100 * 10**6  # a Hub hashes a file before it answers that it has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class XetUploader:
     def __init__(self, client: HubClient, sessions: XetSessions) -> None:
         self._client = client
         self._sessions = sessions
+        self._pulse = _Pulse()
 
     def upload(
         self,
@@ -79,7 +83,7 @@ class XetUploader:
                 return None
             try:
                 content = CheckedContent(data, path=path, nbytes=nbytes, sha256=sha256, hashes=False)
-                return self._attempt(access, content, path, sha256, on_sent)
+                return self._attempt(access, content, path, nbytes, sha256, on_sent)
             except StoreError as error:
                 if not error.retryable or attempt == _ATTEMPTS:
                     raise
@@ -101,6 +105,7 @@ class XetUploader:
         access: _Access,
         content: CheckedContent,
         path: str,
+        nbytes: int,
         sha256: str | None,
         on_sent: Callable[[int], None],
     ) -> tuple[str, int]:
@@ -115,7 +120,9 @@ class XetUploader:
                 custom_headers=without_token(headers),
             )
         try:
-            with _Meter(upload, on_sent) as meter:
+            silence = _SILENT_STALLS * self._client.patience.stall_seconds
+            silence += nbytes / _CHECKED_BYTES_PER_SECOND
+            with _Meter(upload, on_sent, self._pulse, path, silence) as meter:
                 done = self._fill(upload, content, path, sha256, meter)
         except BaseException:
             with contextlib.suppress(OSError, RuntimeError):  # the reason is on its way already
@@ -132,6 +139,7 @@ class XetUploader:
             with self._errors(path):
                 stream.write(bytes(block))
             meter.check()
+        meter.fed()
         with self._errors(path):
             made = stream.finish()
             report = upload.wait_to_finish()
@@ -152,17 +160,42 @@ class XetUploader:
             ) from error
 
 
+class _Pulse:
+    """When a byte moved last, in any of the uploads: they share the line, so that one of them may wait for others."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def beat(self) -> None:
+        """One has moved now."""
+        self._last = time.monotonic()
+
+    def silent_seconds(self, since: float) -> float:
+        """How long none has moved, counted from `since` on."""
+        return time.monotonic() - max(self._last, since)
+
+
 class _Meter:
     """Looks at what an upload has sent, several times a second: hf_xet reports nothing by itself.
+
+    An upload that has something to send, or has sent all and waits for the Hub, and in which nothing moves, is ended.
 
     Args:
         upload: hf_xet's.
         on_sent: is told of the bytes since its last call; what it raises ends the upload.
+        pulse: of all uploads.
+        path: for messages.
+        silence: that ends it (seconds).
     """
 
-    def __init__(self, upload: Any, on_sent: Callable[[int], None]) -> None:
+    def __init__(self, upload: Any, on_sent: Callable[[int], None], pulse: _Pulse, path: str, silence: float) -> None:
         self._upload = upload
         self._on_sent = on_sent
+        self._pulse = pulse
+        self._path = path
+        self._silence = silence
+        self._is_fed = False
+        self._waits_since: float | None = None
         self._told_bytes = 0
         self._error: BaseException | None = None
         self._ended = threading.Event()
@@ -178,9 +211,13 @@ class _Meter:
         self.check()
 
     def check(self) -> None:
-        """Raise what `on_sent` has raised."""
+        """Raise what `on_sent` has raised, or that nothing moved."""
         if self._error is not None:
             raise self._error
+
+    def fed(self) -> None:
+        """All content was handed over."""
+        self._is_fed = True
 
     def end(self, sent_bytes: int) -> None:
         """Tell of the rest, now that the sum is known."""
@@ -191,14 +228,26 @@ class _Meter:
     def _run(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):
             try:
-                self._tell(int(self._upload.progress().total_transfer_bytes_completed))
+                progress = self._upload.progress()
+                self._tell(int(progress.total_transfer_bytes_completed))
+                self._listen(is_waiting=self._is_fed or int(progress.total_transfer_bytes) > self._told_bytes)
             except BaseException as error:  # noqa: BLE001  # raised again where the upload is waited for
                 self._error = error
                 with contextlib.suppress(OSError, RuntimeError):
                     self._upload.abort()
                 return
 
+    def _listen(self, *, is_waiting: bool) -> None:
+        if not is_waiting:
+            self._waits_since = None
+            return
+        if self._waits_since is None:
+            self._waits_since = time.monotonic()
+        if self._pulse.silent_seconds(self._waits_since) > self._silence:
+            raise StoreError(f"{self._path}: no byte of it has moved for {self._silence:.0f} s", retryable=True)
+
     def _tell(self, sent_bytes: int) -> None:
         if sent_bytes > self._told_bytes:
+            self._pulse.beat()
             told, self._told_bytes = self._told_bytes, sent_bytes
             self._on_sent(sent_bytes - told)

@@ -40,7 +40,8 @@ class XetSessions:
 
     Args:
         stall_seconds: of silence that are a failure. hf_xet's limit runs from the first byte that is sent to the
-            first of the answer: going up, a block of 64 MB on a slow line needs 60 times as much.
+            first of the answer: going up, a block of 64 MB on a slow line needs 60 times as much. Uploads in which
+            nothing moves at all are given up earlier, by who makes them.
     """
 
     def __init__(self, stall_seconds: float) -> None:

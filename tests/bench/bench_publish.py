@@ -43,6 +43,8 @@ import hf_xet, torch, transformers
 from huggingface_hub import HfApi
 import hubshard
 
+hubshard.push_to_hub  # what it needs is imported now
+
 who, nbytes, seed, shard, scratch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], Path(sys.argv[5])
 layers = max((nbytes // 2 - 2 * 32000 * 1024) // 12_600_000, 1)  # elements: two embeddings, and so many blocks
 config = transformers.LlamaConfig(hidden_size=1024, intermediate_size=2730, num_hidden_layers=layers,

@@ -320,7 +320,6 @@ def test_an_upload_that_stalls_is_given_up_and_sent_again(start_hub: StartHub, t
         assert equal(repo.tensors(tmp_path / "cache"), weights(2))
 
 
-@pytest.mark.slow  # a whole minute of silence, since a block on a slow line may take its time
 def test_an_upload_by_xet_that_stalls_is_given_up_and_sent_again(repo: Repo, proxy: Proxy, tmp_path: Path) -> None:
     proxy.fail(r"POST .*/xorbs/", delay(proxy, 200))
     repo.push(weights(2), message="new", stall_seconds=1.0)
