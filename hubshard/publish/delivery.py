@@ -14,11 +14,13 @@ from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundE
 from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.plan import ShardPlan
 from hubshard.protocols import Revision, Staged
+from hubshard.publish.destination import Destination
+from hubshard.publish.final_commit import Change, FinalCommit
 from hubshard.publish.outgoing import Outgoing
 from hubshard.publish.scratch import Scratch, scratch_in
 from hubshard.publish.sending import LARGE_FILE_BYTES
-from hubshard.publish.session import Session
 from hubshard.publish.staging import publish_key
+from hubshard.publish.upload import Upload
 from hubshard.sizes import parse_size
 from hubshard.store.commit import check_head
 from hubshard.store.hub import HubStore
@@ -139,7 +141,7 @@ class Together(Protocol):
             what: is the same on all ranks that do.
         """
 
-    def stage(self, session: Session, outgoing: Outgoing, batch_bytes: int | None) -> Sequence[Staged]:
+    def stage(self, upload: Upload, outgoing: Outgoing, batch_bytes: int | None) -> Sequence[Staged]:
         """Make all content durable, with the help of the others. Called by the rank that leads."""
 
     def follow(self, to: Delivery, outgoing: Outgoing, work: Work) -> Published:
@@ -201,38 +203,21 @@ def _same(to: Delivery, outgoing: Outgoing) -> str:
 def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | None) -> Published:
     store = HubStore(to.repo_id, token=to.token, endpoint=to.endpoint, patience=work.patience)
     base = _base(store, to.revision, private=to.private)
-    session = Session(
-        store,
-        outgoing,
-        to.revision,
-        base,
-        work.op,
-        create_pr=to.create_pr,
-        scratch=work.scratch,
-        ranks=1 if together is None else together.size,
-    )
-    overtaken = _check_head(session, base, to.expected_head)
-    title = to.message or outgoing.usual_title
+    key = publish_key(outgoing.plan, repo_id=store.repo_id, revision=to.revision)
+    at = Destination(store, to.revision, base, to.create_pr, key)
+    upload = Upload(at, outgoing, work.op, scratch=work.scratch, ranks=1 if together is None else together.size)
+    final = FinalCommit(at, outgoing, work.op)
+    overtaken = _check_head(final, base, to.expected_head)
     try:
-        if together is None:
-            staged = session.stage(to.batch_bytes)
-        else:
-            staged = together.stage(session, outgoing, to.batch_bytes)
-        commit, change = session.commit(
-            staged,
-            title,
-            overtaken=overtaken,
-            may_rebase=to.expected_head is None,
-            tag=None if to.move_tag else to.tag,
-        )
-        session.verify(commit, staged, change)
+        staged = upload.stage(to.batch_bytes) if together is None else together.stage(upload, outgoing, to.batch_bytes)
+        commit, change = _show(to, staged, final, overtaken, outgoing.plan)
         if to.tag:
-            store.tag(to.tag, commit, title, exist_ok=True, move=to.move_tag)
+            store.tag(to.tag, commit, _title(to, outgoing.plan), exist_ok=True, move=to.move_tag)
             work.op.tell("tag", to.tag, detail=commit.commit)
     except HubshardError:
-        session.tell_what_is_left()
+        upload.tell_what_is_left()
         raise
-    session.close()
+    upload.close()
     totals = work.op.end(commit.commit)
     done = Published(
         commit=commit.commit,
@@ -252,12 +237,30 @@ def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | 
     return done if together is None else together.published(done)
 
 
+def _title(to: Delivery, plan: ShardPlan) -> str:
+    return to.message or f"Publish {len(plan.shards)} shard(s) with hubshard"
+
+
+def _show(
+    to: Delivery, staged: Sequence[Staged], final: FinalCommit, overtaken: ConflictError | None, plan: ShardPlan
+) -> tuple[Revision, Change]:
+    commit, change = final.commit(
+        staged,
+        _title(to, plan),
+        overtaken=overtaken,
+        may_rebase=to.expected_head is None,
+        tag=None if to.move_tag else to.tag,
+    )
+    final.verify(commit, staged, change)
+    return commit, change
+
+
 def _scratch(folder: Path, outgoing: Outgoing) -> AbstractContextManager[Scratch]:
     large = (file.nbytes for file in outgoing.all_files if file.nbytes >= LARGE_FILE_BYTES)
     return scratch_in(folder.expanduser(), large)
 
 
-def _check_head(session: Session, head: Revision, expected: str | None) -> ConflictError | None:
+def _check_head(final: FinalCommit, head: Revision, expected: str | None) -> ConflictError | None:
     """Refuse a branch that is not where it should be, at once; a commit of this very publish may be there already.
 
     Returns:
@@ -266,7 +269,7 @@ def _check_head(session: Session, head: Revision, expected: str | None) -> Confl
     try:
         check_head(head, expected)
     except ConflictError as error:
-        if not session.is_ours(head):
+        if not final.is_ours(head):
             raise
         return error
     return None

@@ -17,8 +17,10 @@ from hubshard.errors import FormatError, HubshardError
 from hubshard.events import Totals
 from hubshard.protocols import Entry, Revision, Staged
 from hubshard.publish.delivery import Delivery, Published, Work
+from hubshard.publish.destination import Destination, by_path
 from hubshard.publish.outgoing import OutFile, Outgoing
-from hubshard.publish.session import Known, Session
+from hubshard.publish.staging import publish_key
+from hubshard.publish.upload import Known, Upload
 from hubshard.store.hub import HubStore
 
 if TYPE_CHECKING:
@@ -85,10 +87,10 @@ class Shares:
                     f"rank {rank} publishes {theirs}, and rank 0 {what}", hint="give the same model and options on all"
                 )
 
-    def stage(self, session: Session, outgoing: Outgoing, batch_bytes: int | None) -> Sequence[Staged]:
+    def stage(self, upload: Upload, outgoing: Outgoing, batch_bytes: int | None) -> Sequence[Staged]:
         """See `Together`."""
         group, shards = self._group, outgoing.shards
-        known = session.look(batch_bytes)
+        known = upload.look(batch_bytes)
         beside = sum(file.nbytes for file in outgoing.files)
         owners = owners_of([shard.nbytes for shard in shards], group.size, first_has=beside)
         self._rank_bytes = tuple(
@@ -100,11 +102,11 @@ class Shares:
         for rank in range(1, group.size):
             paths = [shards[number].path for number in share[rank]]
             told = {"shards": share[rank], "tree": _entries(known.tree, paths), "found": _entries(known.found, paths)}
-            at = {"repo_id": session.repo_id, "base": [session.base.branch, session.base.commit]}
+            at = {"repo_id": upload.to.store.repo_id, "base": [upload.to.base.branch, upload.to.base.commit]}
             group.tell(rank, "begin", told | at)
-        keeper = _Keeper(group, session, {shard.path: shard for shard in shards})
+        keeper = _Keeper(group, upload, {shard.path: shard for shard in shards})
         with keeper:
-            own = session.send([*(shards[number] for number in share[0]), *outgoing.files], known)
+            own = upload.send([*(shards[number] for number in share[0]), *outgoing.files], known)
             done = [group.hear(rank, "done") for rank in range(1, group.size)]
         self._totals = [Totals(**told["totals"]) for told in done]
         staged = [*own, *(Staged(**each) for told in done for each in told["staged"])]
@@ -114,19 +116,12 @@ class Shares:
     def follow(self, to: Delivery, outgoing: Outgoing, work: Work) -> Published:
         """See `Together`."""
         begin = self._group.hear(0, "begin")
-        session = Session(
-            HubStore(begin["repo_id"], token=to.token, endpoint=to.endpoint, patience=work.patience),
-            outgoing,
-            to.revision,
-            Revision(*begin["base"]),
-            work.op,
-            create_pr=to.create_pr,
-            scratch=work.scratch,
-            ranks=self.size,
-            keep=self._tell_kept,
-        )
-        known = Known(_by_path(begin["tree"]), _by_path(begin["found"]))
-        staged = session.send([outgoing.shards[number] for number in begin["shards"]], known)
+        store = HubStore(begin["repo_id"], token=to.token, endpoint=to.endpoint, patience=work.patience)
+        key = publish_key(outgoing.plan, repo_id=store.repo_id, revision=to.revision)
+        at = Destination(store, to.revision, Revision(*begin["base"]), to.create_pr, key)
+        upload = Upload(at, outgoing, work.op, scratch=work.scratch, ranks=self.size, keep=self._tell_kept)
+        known = Known(_entries_of(begin["tree"]), _entries_of(begin["found"]))
+        staged = upload.send([outgoing.shards[number] for number in begin["shards"]], known)
         done = {"staged": [_plain(each) for each in staged], "totals": asdict(work.op.totals())}
         self._group.tell(0, "done", done)
         told = self._group.hear(0, "published")
@@ -155,9 +150,9 @@ class Shares:
 class _Keeper:
     """Puts what other ranks have finished on the staging branch, while rank 0 has work of its own."""
 
-    def __init__(self, group: RankGroup, session: Session, files: Mapping[str, OutFile]) -> None:
+    def __init__(self, group: RankGroup, upload: Upload, files: Mapping[str, OutFile]) -> None:
         self._group = group
-        self._session = session
+        self._upload = upload
         self._files = files
         self._has_failed = False
         self._ended = threading.Event()
@@ -184,7 +179,7 @@ class _Keeper:
     def _keep(self) -> None:
         for _, told in self._group.heard("kept"):
             staged = Staged(**told)
-            self._session.keep(self._files[staged.path], staged)
+            self._upload.keep(self._files[staged.path], staged)
 
 
 # Plain data, as it travels
@@ -198,5 +193,5 @@ def _entries(entries: Mapping[str, Entry], paths: Sequence[str]) -> list[dict[st
     return [asdict(replace(entries[path], path=path)) for path in paths if path in entries]
 
 
-def _by_path(entries: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:
-    return {entry["path"]: Entry(**entry) for entry in entries}
+def _entries_of(told: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:
+    return by_path(Entry(**entry) for entry in told)

@@ -17,7 +17,7 @@ from hubshard.protocols import Staged
 from hubshard.publish.delivery import Delivery, Published, Work
 from hubshard.publish.meeting import KeyStore, polled
 from hubshard.publish.outgoing import Outgoing
-from hubshard.publish.session import Session
+from hubshard.publish.upload import Upload
 from hubshard.sources.plain_errors import error_of, plain_error
 
 __all__ = ["Replicas"]
@@ -73,10 +73,10 @@ class Replicas:
             self._key = key
         _calls[name] += 1
 
-    def stage(self, session: Session, outgoing: Outgoing, batch_bytes: int | None) -> Sequence[Staged]:
+    def stage(self, upload: Upload, outgoing: Outgoing, batch_bytes: int | None) -> Sequence[Staged]:
         """See `Together`."""
         del outgoing
-        return session.stage(batch_bytes)
+        return upload.stage(batch_bytes)
 
     def follow(self, to: Delivery, outgoing: Outgoing, work: Work) -> Published:
         """See `Together`."""
