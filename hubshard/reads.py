@@ -39,6 +39,11 @@ class Copy:
     def runs(self) -> Iterator[tuple[int, int, int]]:
         """The copy as runs of contiguous bytes: where from, where to, how many."""
         depth, run_bits = self._outer()
+        if depth == 1:  # the usual case, and a long loop
+            nbytes, source_step, target_step = run_bits // 8, self.source_strides[0], self.target_strides[0]
+            for row in range(self.shape[0]):
+                yield self.source + row * source_step // 8, self.target + row * target_step // 8, nbytes
+            return
         for at in product(*(range(n) for n in self.shape[:depth])):
             source = sum(i * stride for i, stride in zip(at, self.source_strides, strict=False))
             target = sum(i * stride for i, stride in zip(at, self.target_strides, strict=False))
