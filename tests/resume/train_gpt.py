@@ -240,6 +240,7 @@ def serve() -> None:
         pid = os.fork()
         if pid == 0:
             _live(Told(**json.loads(command)))
+        os.setpgid(pid, pid)  # here too: it may be killed at once
         print(pid, flush=True)
 
 
