@@ -106,6 +106,7 @@ def write_step(
             stem=f"rank-{team.rank:05d}-{position:05d}",
             read=snapshot.read,
             block_bytes=snapshot.plan.block_bytes,
+            most_behind=None,
         )
         for position, file in enumerate(planned, start=1)
     ]

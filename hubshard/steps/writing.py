@@ -53,13 +53,23 @@ class PieceStream:
         stem: its name without the digits of its hash and ".safetensors".
         read: where its parts come from.
         block_bytes: that one hash covers.
+        most_behind: buffers that may wait to be hashed; None where they are there anyway, and cost nothing.
     """
 
-    def __init__(self, planned: PlannedFile, *, stem: str, read: ReadPart, block_bytes: int) -> None:
+    def __init__(
+        self,
+        planned: PlannedFile,
+        *,
+        stem: str,
+        read: ReadPart,
+        block_bytes: int,
+        most_behind: int | None = _BUFFERS_BEHIND,
+    ) -> None:
         self.planned = planned
         self.stem = stem
         self._read = read
         self._block_bytes = block_bytes
+        self._most_behind = most_behind
         self._receipt: FileReceipt | None = None
 
     @property
@@ -77,7 +87,8 @@ class PieceStream:
         """Buffers of at most 8 MiB, wherever the dtype allows that cut."""
         whole, blocks = hashlib.sha256(), _BlockHash(self._block_bytes)
         has_blocks = self.planned.nbytes > self._block_bytes
-        with _InOrder(whole.update) as hash_whole, _InOrder(blocks.update) as hash_blocks:
+        behind = self._most_behind
+        with _InOrder(whole.update, behind) as hash_whole, _InOrder(blocks.update, behind) as hash_blocks:
             for buffer in self._buffers():
                 view = memoryview(buffer).cast("B")
                 hash_whole.add(view)
@@ -109,10 +120,11 @@ class PieceStream:
 
 
 class _InOrder:
-    """Calls a function with buffer after buffer in a thread of its own, at most a few behind."""
+    """Calls a function with buffer after buffer in a thread of its own, at most so many behind."""
 
-    def __init__(self, work: Callable[[memoryview], None]) -> None:
+    def __init__(self, work: Callable[[memoryview], None], most_behind: int | None) -> None:
         self._work = work
+        self._most_behind = most_behind
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hubshard-hash")
         self._pending: deque[Future[None]] = deque()
 
@@ -127,7 +139,7 @@ class _InOrder:
     def add(self, buffer: memoryview) -> None:
         """Take a buffer, and wait where too many wait before it."""
         self._pending.append(self._pool.submit(self._work, buffer))
-        if len(self._pending) > _BUFFERS_BEHIND:
+        if self._most_behind is not None and len(self._pending) > self._most_behind:
             self._pending.popleft().result()
 
 
@@ -172,9 +184,12 @@ def write_local(folder: Path, stream: PieceStream) -> Path:
     part = folder / f".{stream.stem}-{uuid.uuid4().hex}.part"
     try:
         with part.open("wb", buffering=0) as file:
+            rest = stream.planned.nbytes
             for buffer in stream():
                 write_all(file.fileno(), memoryview(buffer))
-            os.fsync(file.fileno())
+                rest -= memoryview(buffer).nbytes
+                if not rest:
+                    os.fsync(file.fileno())  # while the last of it is still being hashed
         path = folder / stream.receipt.file.name
         part.replace(path)
     except BaseException:
