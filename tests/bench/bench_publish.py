@@ -8,7 +8,9 @@ empty home and against a new Hub, and prints:
 - extra peak memory: the highest resident size during the call less that before it;
 - scratch: bytes that lie on the disk at the end beside the Hub's own;
 - bytes that the Hub receives when the same is pushed again from a new process;
-- bytes that it receives again after SIGKILL at 60 %: those before the kill and those of the next run, less the model's.
+- bytes that it receives again after SIGKILL at 60 %: those before the kill and those of the next run, less the model's;
+  once more with a next run that asks for no chunk of unfinished uploads, as if the Hub offered only what was finished
+  (the embedded Hub offers all that has arrived).
 
 `--root` should be a memory disk, so that the disk does not set the pace, with room for five times the model.
 """
@@ -29,12 +31,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from hubshard.hubserver import running
 
 OURS, PEER = "push_to_hub", "save + upload_folder"
 KINDS = ("xet_received", "lfs_received", "regular_received")
 KILL_AT = 0.6
+ASKS_NOTHING = {"HF_XET_DEDUPLICATION_GLOBAL_DEDUP_QUERY_ENABLED": "false"}
 
 PROGRAM = """
 import json, os, sys, time
@@ -95,20 +99,24 @@ class Bench:
         shutil.rmtree(root)
 
     @contextmanager
-    def started(self, who: str, url: str, home: Path, seed: int) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    def started(
+        self, who: str, url: str, home: Path, seed: int, more: Mapping[str, str]
+    ) -> Iterator[tuple[subprocess.Popen[str], int]]:
         """A process that has the model in memory, and the model's bytes; it goes on when it is sent a line."""
         command = [sys.executable, "-c", PROGRAM, who, str(self.nbytes), str(seed), self.shard, str(home / "scratch")]
         env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
         env |= {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_TOKEN": "hf_bench", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        env |= {} if self.xet else {"HF_HUB_DISABLE_XET": "1"}
+        env |= dict(more) if self.xet else {"HF_HUB_DISABLE_XET": "1"}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         with subprocess.Popen(command, env=env, text=True, **pipes) as process:  # type: ignore[call-overload]
             yield process, int(process.stdout.readline())
 
-    def run(self, who: str, url: str, seed: int) -> tuple[list[float], int, int]:
+    def run(
+        self, who: str, url: str, seed: int, more: Mapping[str, str] = MappingProxyType({})
+    ) -> tuple[list[float], int, int]:
         """Seconds of wall and CPU and extra memory; bytes of scratch; bytes of the model."""
         home = Path(tempfile.mkdtemp(dir=self.folder))
-        with self.started(who, url, home, seed) as (process, total):
+        with self.started(who, url, home, seed, more) as (process, total):
             said = process.communicate("\n")[0]
         scratch = sum(path.stat().st_size for path in home.rglob("*") if path.is_file())
         shutil.rmtree(home)
@@ -117,7 +125,7 @@ class Bench:
     def killed(self, who: str, url: str, seed: int) -> int:
         """Kill it when the Hub has received 60 % of the model; the model's bytes."""
         home = Path(tempfile.mkdtemp(dir=self.folder))
-        with self.started(who, url, home, seed) as (process, total):
+        with self.started(who, url, home, seed, {}) as (process, total):
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
@@ -150,11 +158,19 @@ def main() -> None:
         bench = Bench(Path(name), options.nbytes, options.max_shard_size, not options.no_xet)
         compare(bench, options.pairs)
         if not options.skip_kill:
-            for seed, who in enumerate((OURS, PEER), start=1000):
-                with bench.hub() as url:
-                    total = bench.killed(who, url, seed)
-                    bench.run(who, url, seed)
-                    print(f"{who:22} sent again after SIGKILL at 60 %: {(received(url) - total) / 1e6:.1f} MB")
+            for who in (OURS, PEER):
+                for hub, more in (("", {}), (", Hub that offers only finished files", ASKS_NOTHING)):
+                    print(
+                        f"{who:22} sent again after SIGKILL at 60 %{hub}: {sent_again(bench, who, more) / 1e6:.1f} MB"
+                    )
+
+
+def sent_again(bench: Bench, who: str, more: Mapping[str, str]) -> int:
+    """Bytes that the Hub receives twice, when the next run has such environment variables."""
+    with bench.hub() as url:
+        total = bench.killed(who, url, seed=1000)
+        bench.run(who, url, seed=1000, more=more)
+        return received(url) - total
 
 
 def compare(bench: Bench, pairs: int) -> None:

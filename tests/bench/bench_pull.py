@@ -1,9 +1,10 @@
 """A verified pull against the unverified download of huggingface_hub, from one embedded Hub, in turns.
 
-`python tests/bench/bench_pull.py [--root DIR] [--nbytes N] [--pairs N] [--no-xet]` makes a repo of four shards of
-random bytes, then lets both fetch it by turns, each time in a new process with an empty cache. Printed: seconds from
-the call to its return (imports left out), seconds of CPU, and peak memory of the process. `--root` should be a memory
-disk, so that the disk does not set the pace.
+`python tests/bench/bench_pull.py [--root DIR] [--nbytes N] [--pairs N] [--no-xet] [--skip-kill]` makes a repo of four
+shards of random bytes, then lets both fetch it by turns, each time in a new process with an empty cache. Printed:
+seconds from the call to its return (imports left out), seconds of CPU, and peak memory of the process; then the bytes
+that are fetched again after SIGKILL at 60 %: what the Hub sends to the killed run and the next one, less what it sends
+to one that is left alone. `--root` should be a memory disk, so that the disk does not set the pace.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 from pathlib import Path
 
 from hubshard.hubserver import running
 
 REPO = "org/model"
+KILL_AT = 0.6
 PREPARE = """
 import json, os, sys
 from pathlib import Path
@@ -59,13 +63,18 @@ def main() -> None:
     parser.add_argument("--nbytes", type=int, default=2**30)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--no-xet", action="store_true")
+    parser.add_argument("--skip-kill", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.root) as name, running(Path(name) / "hub") as url:
         folder = Path(name)
         env = environment(url, folder / "home", xet=not options.no_xet)
         subprocess.run([sys.executable, "-c", PREPARE, folder / "made", str(options.nbytes)], env=env, check=True)
         shutil.rmtree(folder / "made")
+        print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         report(compare(folder, env, options.pairs), options.nbytes)
+        for who in () if options.skip_kill else CALLS:
+            again = fetched_again(who, folder / "killed", env, url, options.nbytes)
+            print(f"{who:18} fetched again after SIGKILL at 60 %: {again / 1e6:.1f} MB")
 
 
 def environment(url: str, home: Path, *, xet: bool) -> dict[str, str]:
@@ -89,6 +98,30 @@ def compare(folder: Path, env: dict[str, str], pairs: int) -> dict[str, list[lis
             found[name].append(json.loads(done.stdout))
             shutil.rmtree(home)
     return found
+
+
+def fetched_again(name: str, home: Path, env: dict[str, str], url: str, nbytes: int) -> int:
+    """Bytes that the Hub sends more than once when a run is killed and the next one goes on from what it left."""
+    command, env = [sys.executable, "-c", CALLS[name]], env | {"HF_HOME": str(home)}
+    before = sent(url)
+    subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
+    shutil.rmtree(home)
+    alone = sent(url) - before
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as process:
+        while sent(url) - before - alone < KILL_AT * nbytes:
+            if process.poll() is not None:
+                raise SystemExit(f"{name} ended before it was to be killed")
+            time.sleep(0.002)
+        process.kill()
+    subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
+    shutil.rmtree(home)
+    return sent(url) - before - 2 * alone
+
+
+def sent(url: str) -> int:
+    with urllib.request.urlopen(f"{url}/-/counters") as answer:  # noqa: S310  # our own Hub
+        total: dict[str, int] = json.load(answer)["total"]
+    return total["xet_sent"] + total["resolve_sent"]
 
 
 def report(found: dict[str, list[list[float]]], nbytes: int) -> None:
