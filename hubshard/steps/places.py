@@ -33,6 +33,7 @@ __all__ = [
 
 _LOG = logging.getLogger("hubshard")
 _MOST_NAMED = 5
+_MOST_MANIFEST_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,10 @@ def _opened(folder: StepFolder, entries: Mapping[str, Entry]) -> OpenStep:
     if entry is None:
         raise IncompleteError(
             f"{folder.where}: there is no {MANIFEST_NAME}: the save did not end", hint="restore an older step"
+        )
+    if entry.nbytes > _MOST_MANIFEST_BYTES:
+        raise FormatError(
+            f"{folder.where}/{MANIFEST_NAME} has {entry.nbytes} bytes, too many for a manifest", hint="it is damaged"
         )
     raw = bytearray(entry.nbytes)
     folder.read(MANIFEST_NAME, 0, entry.nbytes, memoryview(raw))

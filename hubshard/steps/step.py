@@ -62,6 +62,7 @@ _FOLDER = re.compile(r"step-([0-9]{8,18})\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _LOOKS_LIKE_A_PART = re.compile(r"@[0-9,]*\Z")
 _SHA256_BYTES = 32
+_MOST_BLOCK_BYTES = 2**30
 _KEYS = {"step", "world_size", "metadata", "files", "tilings", "tensors", "scalars"}
 
 TreePath = tuple[str | int, ...]
@@ -212,7 +213,8 @@ class Step:
 
 def _check_file(file: StepFile) -> None:
     check_path(file.name, path="the manifest")
-    sized = 8 <= file.data_start <= file.nbytes and file.block_bytes >= 1
+    # a block is read whole: one of any size would fill the memory of whoever wants a part of it
+    sized = 8 <= file.data_start <= file.nbytes and 1 <= file.block_bytes <= _MOST_BLOCK_BYTES
     if "/" in file.name or not sized or not _SHA256.match(file.sha256):
         raise FormatError(f"{file.name}: the manifest describes no file of a step", hint="the manifest is damaged")
     count = -(-file.nbytes // file.block_bytes)

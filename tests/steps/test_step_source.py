@@ -267,6 +267,19 @@ def test_a_step_is_taken_from_the_folder_that_holds_it(tmp_path: Path) -> None:
         open_step(None, step=4, branch="resume", local_dir=tmp_path)
 
 
+def test_a_manifest_that_asks_for_more_memory_than_there_is_is_refused(tmp_path: Path) -> None:
+    step = save_step(tmp_path, random_tensors(2, (10, 10)))
+    path = tmp_path / step_folder(1) / "manifest.json"
+    one = replace(step.files[0], nbytes=2**60, block_bytes=2**60, blocks=b"")
+    path.write_bytes(encode_step(replace(step, files=[one])))
+    with pytest.raises(FormatError, match="describes no file of a step"):
+        opened(tmp_path)
+    with path.open("r+b") as file:
+        file.truncate(2**31)
+    with pytest.raises(FormatError, match="too many for a manifest"):
+        opened(tmp_path)
+
+
 def test_the_reader_lists_the_files_and_finds_the_head_of_its_store(tmp_path: Path) -> None:
     step = save_step(tmp_path, random_tensors(2, (10, 10)))
     found = opened(tmp_path)
