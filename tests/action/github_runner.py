@@ -26,7 +26,7 @@ _TOKEN = re.compile(
 )
 _EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
 _COMMAND = re.compile(r"::(?P<name>[\w-]+)(?: (?P<properties>[^:]*))?::(?P<text>.*)")
-_STEP_SECONDS = 200
+_STEP_SECONDS = 500
 
 
 @dataclass
@@ -280,7 +280,12 @@ class Job:
             start_new_session=True,
         )
         self.group = started.pid
-        log, _ = started.communicate(timeout=_STEP_SECONDS)
+        try:
+            log, _ = started.communicate(timeout=_STEP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            started.communicate()
+            raise
         assert files["GITHUB_ENV"].read_text() == files["GITHUB_PATH"].read_text() == ""
         return StepRan(
             "success" if started.returncode == 0 else "failure",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.conftest import Hub
 
 pytest.importorskip("starlette")
+pytestmark = pytest.mark.timeout(600)  # the first one installs, and the others wait for it
 
 
 def test_a_release_is_read_back_checked_committed_once_and_tagged(module_hub: Hub, new_job: NewJob) -> None:

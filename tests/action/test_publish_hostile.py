@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tests.conftest import Hub
 
 pytest.importorskip("starlette")
+pytestmark = pytest.mark.timeout(600)  # the first one installs, and the others wait for it
 
 INPUTS = sorted(yaml.safe_load((ACTION / "action.yml").read_text("utf-8"))["inputs"])
 HOSTILE = """x"; touch pwned; $(touch pwned) `touch pwned` ' && touch pwned | touch pwned

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tests.conftest import Hub
 
 pytest.importorskip("starlette")
+pytestmark = pytest.mark.timeout(600)  # the first one installs, and the others wait for it
 
 _CANDIDATE = r"POST /api/models/org/[\w-]+/commit/hubshard%2Fcandidate"
 _RELEASE = r"POST /api/models/org/[\w-]+/commit/main"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ def run_hubshard(*arguments: str) -> dict[str, Any]:
     # -I: nothing in the workspace or in PYTHONPATH passes for hubshard or for what it imports
     command = [sys.executable, "-I", "-X", "utf8", "-m", "hubshard", *arguments]
     with quietly():
+        print("hubshard", shlex.join(arguments), flush=True)
         started = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
         )
