@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from tests.conftest import Hub, StartHub
 
 pytest.importorskip("starlette")
-pytestmark = pytest.mark.timeout(600)  # the first one installs, and the others wait for it
 
 from hubshard.hubserver import Settings, jwt
+
+pytestmark = pytest.mark.timeout(600)  # the first one installs, and the others wait for it
 
 SECRET = "shared with the identity provider"
 CLAIMS = {
