@@ -10,12 +10,14 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 from hubshard.errors import FormatError, StoreError
 from hubshard.protocols import Staged
 from hubshard.publish.delivery import Delivery, Published, Work
-from hubshard.publish.meeting import KeyStore, polled
+from hubshard.publish.meeting import KeyStore, polled, reachable
 from hubshard.publish.outgoing import Outgoing
 from hubshard.publish.upload import Upload
 from hubshard.sources.plain_errors import error_of, plain_error
@@ -35,12 +37,14 @@ class Replicas:
         store: that all of them see, for them alone.
         rank: of this process.
         limit_seconds: of silence after which rank 0 counts as gone.
+        wait_seconds: for which rank 0 is waited for in the first place.
     """
 
-    def __init__(self, store: KeyStore, rank: int, *, limit_seconds: float) -> None:
+    def __init__(self, store: KeyStore, rank: int, *, limit_seconds: float, wait_seconds: float) -> None:
         self._store = store
         self._rank = rank
         self._limit_seconds = limit_seconds
+        self._wait_seconds = wait_seconds
         self._key = ""
         self._ended = threading.Event()
         self._beat = threading.Thread(target=self._tell_alive, name="hubshard-alive", daemon=True)
@@ -64,12 +68,12 @@ class Replicas:
         name = hashlib.sha256(what.encode()).hexdigest()[:16]
         key = f"{name}/{_calls[name]}"
         if self.leads:
-            self._forget(f"{name}/{_calls[name] - 1}")
             self._store.set(f"{key}/alive", "0")
             self._key = key
             self._beat.start()
         else:
-            self._wait_for_first(key, what)
+            with reachable():
+                self._wait_for_first(key, what)
             self._key = key
         _calls[name] += 1
 
@@ -81,6 +85,36 @@ class Replicas:
     def follow(self, to: Delivery, outgoing: Outgoing, work: Work) -> Published:
         """See `Together`."""
         del to
+        with reachable():
+            told = self._outcome()
+        if "error" in told:
+            raise error_of(told["error"])
+        work.op.end(told["commit"])
+        return Published(**(told | {key: tuple(told[key]) for key in ("deleted", "rank_bytes")}), plan=outgoing.plan)
+
+    def published(self, done: Published) -> Published:
+        """See `Together`."""
+        told = {name: getattr(done, name) for name in Published.__dataclass_fields__ if name != "plan"}
+        self._tell(told)
+        return done
+
+    def give_up(self, error: BaseException) -> None:
+        """Tell the others that rank 0 has failed."""
+        if self.leads and self._key:
+            self._tell({"error": plain_error(error, 0)})
+
+    def close(self) -> None:
+        """Tell of no more signs of life."""
+        self._ended.set()
+        if self._beat.ident is not None:
+            self._beat.join()
+
+    def _tell(self, outcome: Mapping[str, Any]) -> None:
+        # what was published stays so where nobody can be told of it: torch.distributed raises RuntimeError for that
+        with suppress(RuntimeError):
+            self._store.set(f"{self._key}/done", json.dumps(outcome))
+
+    def _outcome(self) -> Any:
         last, since = b"", time.monotonic()
         for _ in polled(_FOREVER_SECONDS, longest_seconds=_LONGEST_POLL_SECONDS):
             if self._store.check([f"{self._key}/done"]):
@@ -93,36 +127,15 @@ class Replicas:
                     f"rank 0, which publishes, has been silent for {self._limit_seconds:.0f} s",
                     hint="see what became of it; then publish again: what was finished is not sent again",
                 )
-        told = json.loads(self._store.get(f"{self._key}/done"))
-        if "error" in told:
-            raise error_of(told["error"])
-        work.op.end(told["commit"])
-        return Published(**(told | {key: tuple(told[key]) for key in ("deleted", "rank_bytes")}), plan=outgoing.plan)
-
-    def published(self, done: Published) -> Published:
-        """See `Together`."""
-        told = {name: getattr(done, name) for name in Published.__dataclass_fields__ if name != "plan"}
-        self._store.set(f"{self._key}/done", json.dumps(told))
-        return done
-
-    def give_up(self, error: BaseException) -> None:
-        """Tell the others that rank 0 has failed."""
-        if self.leads and self._key:
-            self._store.set(f"{self._key}/done", json.dumps({"error": plain_error(error, 0)}))
-
-    def close(self) -> None:
-        """Tell of no more signs of life."""
-        self._ended.set()
-        if self._beat.ident is not None:
-            self._beat.join()
+        return json.loads(self._store.get(f"{self._key}/done"))
 
     def _wait_for_first(self, key: str, what: str) -> None:
-        for _ in polled(self._limit_seconds):
+        for _ in polled(self._wait_seconds, waits_for=lambda: f"rank 0 to publish {what}"):
             if self._store.check([f"{key}/alive"]):
                 return
         raise FormatError(
             f"rank {self._rank} publishes {what}, and rank 0 has not called for the same within "
-            f"{self._limit_seconds:.0f} s",
+            f"{self._wait_seconds:.0f} s",
             hint="call push_to_hub on rank 0, or on all ranks; with process_group=False a rank publishes by itself",
         )
 
@@ -130,8 +143,5 @@ class Replicas:
         beat = 0
         while not self._ended.wait(self._limit_seconds / _BEATS):
             beat += 1
-            self._store.set(f"{self._key}/alive", str(beat))
-
-    def _forget(self, key: str) -> None:
-        for name in ("alive", "done"):
-            self._store.delete_key(f"{key}/{name}")
+            with suppress(RuntimeError):
+                self._store.set(f"{self._key}/alive", str(beat))

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["sharing"]
 
-_STALLS = 4.0  # of a line, before a rank counts as gone
+_SILENT_STALLS = 4.0  # of a line, before a rank counts as gone
+_LATE_STALLS = 10.0  # before one counts as not coming
 
 
 class _Closing(Protocol):
@@ -46,15 +47,16 @@ def sharing(source: Any, process_group: Any, *, stall_seconds: float) -> Iterato
     from hubshard.sources.distributed import Alone, DistributedTensors, is_distributed  # noqa: PLC0415  # imports torch
     from hubshard.sources.rank_group import RankGroup  # noqa: PLC0415  # imports torch
 
-    size, limit_seconds = len(job.members), _STALLS * stall_seconds
+    size, limit_seconds, wait_seconds = len(job.members), _SILENT_STALLS * stall_seconds, _LATE_STALLS * stall_seconds
     if not is_distributed(source):
-        replicas = Replicas(job.store, job.rank, limit_seconds=limit_seconds) if size > 1 else None
+        made = Replicas(job.store, job.rank, limit_seconds=limit_seconds, wait_seconds=wait_seconds)
+        replicas = made if size > 1 else None
         with _closing(replicas):
             yield replicas, None
     elif size == 1:
         yield None, DistributedTensors(Alone(), job.members).whole
     else:
-        meet(job.store, job.rank, size, limit_seconds=limit_seconds)
+        meet(job.store, job.rank, size, limit_seconds=wait_seconds)
         group = RankGroup(job.members, limit_seconds=limit_seconds)
         with _closing(group):
             yield Shares(group), DistributedTensors(group, job.members).whole

@@ -49,7 +49,7 @@ def _view_problem(tensor: torch.Tensor, placed: Placed) -> tuple[str, str] | Non
 
 def _type_problem(kind: type[torch.Tensor]) -> tuple[str, str] | None:
     if kind.__name__ == "DTensor":
-        return "is distributed (a DTensor)", "gather it first: get_model_state_dict with full_state_dict=True"
+        return "is distributed (a DTensor)", "publish it from all of its ranks, or gather it: full_state_dict=True"
     if kind.__name__.startswith("Uninitialized"):
         return "is not initialised yet", "run the module once, so that its shapes are known"
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.timeout(600)  # starting many processes takes its time on a busy machine
+
 SCRIPT = Path(__file__).with_name("publish_ranks_script.py")
 MIB = 2**20
 
@@ -57,7 +59,7 @@ def on_ranks(world: int, hub: Hub, out: Path, *cases: str, xet: bool = True) -> 
         env={**hub.client_env(xet=xet), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=290,
+        timeout=580,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
@@ -154,7 +156,7 @@ def test_the_tensor_parallel_model_was_split(models: Ranks) -> None:
 
 def test_a_rank_that_publishes_alone_what_is_split_over_several_is_told_so(two: Ranks) -> None:
     told = two.found[0]["alone"]
-    assert "rank 0 publishes a model that is split over several ranks, and rank 1 has not come within 1 s" in told
+    assert "rank 0 publishes a model that is split over several ranks, and rank 1 has not come within 2 s" in told
     assert "call push_to_hub on all ranks" in told
 
 
@@ -206,7 +208,7 @@ def test_a_rank_is_killed_the_others_end_by_themselves_and_the_next_run_sends_on
     hub: Hub, tmp_path: Path
 ) -> None:
     processes = _processes(2, hub.client_env(), tmp_path, "killed")
-    errors = [process.communicate(timeout=200)[1] for process in processes]
+    errors = [process.communicate(timeout=400)[1] for process in processes]
     assert processes[1].returncode == -signal.SIGKILL, errors[1][-4000:]
     assert processes[0].returncode == 0, errors[0][-4000:]
     told = json.loads((tmp_path / "rank0.json").read_text())["killed"]
