@@ -188,6 +188,7 @@ class ResumeBranch:
         """
         from hubshard.resume.restoring import Restorer  # noqa: PLC0415  # it imports torch
 
+        self._check_open()
         self.wait()
         with operation("restore", self._path, self._on_event) as op:
             restorer = Restorer(self._local, self._hub, self._control, on_warning=_passing_over(op))
@@ -212,10 +213,11 @@ class ResumeBranch:
             False where it was skipped, since the one before is still being written.
 
         Raises:
-            FormatError: something cannot be stored: names its path; nothing was saved.
+            FormatError: something cannot be stored: names its path; nothing was saved. Or this was closed.
             ConflictError: there is a newer step.
             Exception: what failed in the background since the last call; this step is on its way nevertheless.
         """
+        self._check_open()
         began = time.monotonic()
         op = Operation("save", self._path, self._on_event)
         if self._preemption.stop_step is not None or not self._skips:  # the last save is not skipped
@@ -320,6 +322,10 @@ class ResumeBranch:
         self._saver.raise_error()
 
     # How
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise FormatError("this ResumeBranch is closed", hint="use it within its `with` block, or make another")
 
     def _is_busy(self) -> bool:
         return self._saver.is_writing

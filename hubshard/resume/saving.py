@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from hubshard.resume.team import Team
 
 __all__ = ["Written", "is_first_of_disk", "push_step", "write_step"]
+
+_LEFTOVER_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,10 @@ def is_first_of_disk(root: Path, team: Team) -> bool:
         own.write_text(socket.gethostname())
 
     team.each(leave)
+    for path in root.glob(".here-*"):  # of runs that were killed just then
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS:
+                path.unlink()
     lowest = min(path.name for path in root.glob(f"{mark}*"))
     team.each(lambda: None)
     own.unlink(missing_ok=True)

@@ -539,5 +539,9 @@ def test_closing_twice_is_fine_and_the_manifest_tells_the_ranks(tmp_path: Path) 
     branch.save(_state(1), 1)
     branch.close()
     branch.close()
+    with pytest.raises(FormatError, match="closed"):
+        branch.save(_state(2), 2)
+    with pytest.raises(FormatError, match="closed"):
+        branch.restore(_state(2))
     raw = (tmp_path / step_folder(1) / MANIFEST_NAME).read_bytes()
     assert decode_step(raw, path="manifest").world_size == 1
