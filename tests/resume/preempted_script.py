@@ -5,6 +5,7 @@ Arguments: a folder, the Hub's URL, the last step.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ OUT, ENDPOINT, LAST = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 
 
 def main() -> int:
+    faulthandler.enable()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     OUT.mkdir(parents=True, exist_ok=True)

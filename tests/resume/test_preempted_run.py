@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +26,32 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="it has no such 
 SCRIPT = Path(__file__).with_name("preempted_script.py")
 
 
-def start(hub: Hub, out: Path, last: int) -> subprocess.Popen[str]:
+@contextmanager
+def started(hub: Hub, out: Path, last: int) -> Iterator[subprocess.Popen[str]]:
+    """The run; it is ended with what is left of it where the test fails."""
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     script = [str(SCRIPT), str(out), hub.url, str(last)]
     env = hub.client_env() | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*run, *script], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        [*run, *script],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGABRT)  # faulthandler says where they stood
+        print(process.communicate()[0])
+        raise
 
 
 def pids_of(out: Path) -> list[int]:
     """The ranks, once both are training."""
-    end = time.monotonic() + 200
+    end = time.monotonic() + 280
     while not all((out / f"pid{rank}").exists() for rank in range(2)):
         assert time.monotonic() < end, "it never began"
         time.sleep(0.02)
@@ -44,22 +62,19 @@ def found_by(out: Path) -> list[Any]:
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("told", ["one rank by SIGUSR1", "torchrun by SIGTERM"])
 def test_a_run_that_is_told_to_go_is_on_the_hub_and_goes_on_from_empty_disks(
     hub: Hub, tmp_path: Path, told: str
 ) -> None:
-    process = start(hub, tmp_path / "first", 10**6)
-    try:
+    with started(hub, tmp_path / "first", 10**6) as process:
         pids = pids_of(tmp_path / "first")
         time.sleep(0.5)
         if "SIGUSR1" in told:
             os.kill(pids[1], signal.SIGUSR1)
         else:
             process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=100)
-    finally:
-        process.kill()
-        process.communicate()
+        output, _ = process.communicate(timeout=280)
     first = found_by(tmp_path / "first")
     assert process.returncode != 0, output
     step = first[0]["step"]
@@ -70,8 +85,8 @@ def test_a_run_that_is_told_to_go_is_on_the_hub_and_goes_on_from_empty_disks(
         assert of_rank == expected
     assert StepBranch("org/run", token="hf_test", endpoint=hub.url).verify(step).problems == ()
 
-    process = start(hub, tmp_path / "second", step + 3)
-    output, _ = process.communicate(timeout=200)
+    with started(hub, tmp_path / "second", step + 3) as process:
+        output, _ = process.communicate(timeout=280)
     assert process.returncode == 0, output[-3000:]
     for rank, of_rank in enumerate(found_by(tmp_path / "second")):
         assert (of_rank["restored"], of_rank["step"], of_rank["exit_code"]) == (step, step + 3, 0)
