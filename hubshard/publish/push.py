@@ -87,6 +87,7 @@ def push_to_hub(
         endpoint: of the Hub; HF_ENDPOINT by default.
         max_retries: of one request or commit, after its first try.
         stall_seconds: of silence that are a failure where bytes should come; where the server has to work, a multiple.
+            Of other ranks, 4 times as much silence is borne, and 10 times as long is waited for them to call.
         process_group: the ranks that publish together; None for all of torch.distributed, if it was initialised; False
             for this process alone, whatever others do.
         on_event: is told of every step; on several ranks, each tells of its own.
