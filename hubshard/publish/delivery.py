@@ -210,9 +210,10 @@ def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | 
     overtaken = _check_head(final, base, to.expected_head)
     try:
         staged = upload.stage(to.batch_bytes) if together is None else together.stage(upload, outgoing, to.batch_bytes)
-        commit, change = _show(to, staged, final, overtaken, outgoing.plan)
+        title = to.message or outgoing.usual_title
+        commit, change = _show(to, staged, final, overtaken, title)
         if to.tag:
-            store.tag(to.tag, commit, _title(to, outgoing.plan), exist_ok=True, move=to.move_tag)
+            store.tag(to.tag, commit, title, exist_ok=True, move=to.move_tag)
             work.op.tell("tag", to.tag, detail=commit.commit)
     except HubshardError:
         upload.tell_what_is_left()
@@ -237,16 +238,12 @@ def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | 
     return done if together is None else together.published(done)
 
 
-def _title(to: Delivery, plan: ShardPlan) -> str:
-    return to.message or f"Publish {len(plan.shards)} shard(s) with hubshard"
-
-
 def _show(
-    to: Delivery, staged: Sequence[Staged], final: FinalCommit, overtaken: ConflictError | None, plan: ShardPlan
+    to: Delivery, staged: Sequence[Staged], final: FinalCommit, overtaken: ConflictError | None, title: str
 ) -> tuple[Revision, Change]:
     commit, change = final.commit(
         staged,
-        _title(to, plan),
+        title,
         overtaken=overtaken,
         may_rebase=to.expected_head is None,
         tag=None if to.move_tag else to.tag,
