@@ -52,6 +52,12 @@ class ModelPart:
                 hint="tie the weights as they were when the step was saved",
             )
         check_same(self.path, specs, tensors)
+        hollow = next((name for name, tensor in tensors.items() if tensor.is_meta), None)
+        if hollow is not None:
+            raise FormatError(
+                f"{self.path}: {hollow!r} is on the meta device, and has no memory to load into",
+                hint='call model.to_empty(device="cpu"), or another device, before the restore',
+            )
         return tensors
 
     def load(self, value: Any, tensors: Tensors) -> None:

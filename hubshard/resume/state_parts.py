@@ -97,14 +97,17 @@ class StatefulPart:
 
     def wanted(self, value: Any, specs: Specs) -> Tensors:
         """See `Part`."""
-        _, live = split(self.stateful.state_dict(), path=self.path)
-        return _room(value, specs, live, self.path)
+        return _room(value, specs, self._live(value), self.path)
 
     def load(self, value: Any, tensors: Tensors) -> None:
         """See `Part`."""
-        _, live = split(self.stateful.state_dict(), path=self.path)
+        live = self._live(value)
         filled = {name: fill(live.get(name), tensor) for name, tensor in tensors.items()}
         self.stateful.load_state_dict(join(value, filled, path=self.path))
+
+    def _live(self, value: Any) -> Tensors:
+        # a loader that is asked for its state may start its workers: asked only where there are tensors to find
+        return split(self.stateful.state_dict(), path=self.path)[1] if any(tensor_names(value)) else {}
 
 
 @dataclasses.dataclass(slots=True)

@@ -26,6 +26,7 @@ from torch.optim import lr_scheduler, swa_utils  # noqa: E402
 from hubshard import ResumableLoader, TrainState  # noqa: E402
 from hubshard.dcp import HubReader, HubWriter, LoadPlanner, SavePlanner  # noqa: E402
 from hubshard.resume import rng, tree  # noqa: E402
+from hubshard.resume.adapters import StatefulLoader  # noqa: E402
 
 averaging: Any = swa_utils  # its functions have no types
 
@@ -349,6 +350,34 @@ def test_the_data_goes_on_behind_the_last_batch_and_the_counters_come_back(tmp_p
         load(smaller, tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+def test_a_loader_of_torchdata_goes_on_by_its_adapter_which_is_not_asked_for_its_state_before(tmp_path: Path) -> None:
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+
+    class Asked(StatefulLoader):
+        count = 0
+
+        def state_dict(self) -> dict[str, object]:
+            self.count += 1
+            return super().state_dict()
+
+    def made() -> tuple[Asked, TrainState]:
+        torch.manual_seed(4)
+        loader = Asked(torchdata.StatefulDataLoader(Numbers(), batch_size=3, shuffle=True))
+        return loader, TrainState(model=network(1), data=loader)
+
+    loader, state = made()
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    save(state, tmp_path)
+    rest = [batch.tolist() for batch in batches]
+    its_loader, its_state = made()
+    load(its_state, tmp_path)
+    assert (loader.count, its_loader.count) == (1, 0)
+    assert [batch.tolist() for batch in its_loader] == rest
+
+
 class Counter:
     """Stateful; each rank has one of its own if told so."""
 
@@ -541,6 +570,10 @@ def test_a_step_that_does_not_fit_is_refused_by_what_differs_and_nothing_is_chan
     wider[0] = nn.Linear(8, 6)
     refused(wider, r"model: '0\.weight' is torch\.float32 of shape \(6, 8\), and was saved as .* shape \(6, 7\)")
     refused(network(2).double(), r"model: .* is torch\.float64")
+    with torch.device("meta"):
+        hollow = network(2)
+    with pytest.raises(FormatError, match=r"model: '0\.weight' is on the meta device"):
+        load(TrainState(model=hollow), tmp_path)
     other = network(2)
     refused(other, "ema: the step does not hold it; it holds extras.best, model, optimizer", ema={})
     halves = [list(other.parameters())[:2], list(other.parameters())[2:]]
