@@ -297,7 +297,7 @@ class ResumeBranch:
         with operation("rollback", self._path, self._on_event) as op:
             op.start(0, f"to step {step}")
             removed = self._control.first(lambda: self._remove_newer(step))
-            self._control.each(lambda: self._local.remove_all(removed))
+            self._control.each(lambda: self._saver.remove(removed))
             op.end(step_folder(step))
         self._newest, self._saver.broken = None, frozenset()
         return removed

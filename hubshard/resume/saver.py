@@ -111,6 +111,11 @@ class Saver:
         """
         self._writing.start(f"step {number} was not saved", lambda: self._write(snapshot, number, began, op))
 
+    def remove(self, steps: Collection[int]) -> None:
+        """Remove steps from the disk, by one of the ranks that share it."""
+        if self._is_first_of_disk:
+            self._local.remove_all(steps)
+
     def push_restored(self, step: Step, op: Operation) -> None:
         """Begin to push a step that the disks have, and the Hub has not; called by all ranks.
 

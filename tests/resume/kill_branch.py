@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -80,6 +81,9 @@ def fork(work: Callable[[], None]) -> int:
         status = ENDED_WHOLE
     except HubshardError as error:
         print(error, file=sys.stderr, flush=True)
+    except BaseException:
+        traceback.print_exc()
+        raise
     finally:
         os._exit(status)
 
@@ -229,26 +233,29 @@ def on_ranks(seen: dict[str, int]) -> None:
 
 
 def on_hub(seen: dict[str, int], repo: str) -> None:
-    status = -signal.SIGKILL
+    disk = FOLDER / "disk"
+    status, step = -signal.SIGKILL, 3
 
-    def look_and_go_on(disk: Path, own: str) -> int:
-        store = HubStore(own)
+    def look_and_go_on(step: int) -> int:
+        store = HubStore(repo)
         head = store.head("resume")
         assert head is not None
-        place = BranchPlace(store, head, own)
-        assert {place.open(step).step.step for step in place.steps()} in ({1, 2}, {2, 3}), place.steps()
-        found = restored(disk.with_suffix(".empty"), own, [0])
-        assert found == max(place.steps())
-        save(disk, own, [4], [0])
-        assert restored(disk.with_suffix(".other"), own, [0]) == 4
-        return found
+        place = BranchPlace(store, head, repo)
+        whole = sorted(place.open(number).step.step for number in place.steps())
+        assert len(whole) == 2, whole
+        assert whole[-1] == step or (whole[-1] == step - 1 and step not in whole), (whole, step)
+        assert restored(FOLDER / f"empty-{step}", repo, [0]) == whole[-1]
+        save(disk, repo, [step + 1], [0])
+        return int(whole[-1] == step)
 
+    in_child(save, disk, repo, [1, 2], [0])
     while status != ENDED_WHOLE:
         seen["steps"] += 1
-        disk, own = FOLDER / str(seen["steps"]), f"{repo}-{seen['steps']}"
-        in_child(save, disk, own, [1, 2], [0])
-        status = die(Killer(disk, seen["steps"]), answers=True, work=partial(save, disk, own, [3], [0]))
-        note(seen, in_child(look_and_go_on, disk, own))
+        status = die(Killer(disk, seen["steps"]), answers=True, work=partial(save, disk, repo, [step], [0]))
+        is_new = in_child(look_and_go_on, step)
+        seen["new"] += is_new
+        seen["old"] += not is_new
+        step += 2
 
 
 def main() -> None:
