@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from hubshard.events import Operation
 from hubshard.protocols import Buffer, Content, Entry, Staged
-from hubshard.publish.ahead import Turn
 from hubshard.publish.outgoing import OutFile
 from hubshard.publish.scratch import Scratch
 
@@ -46,22 +45,17 @@ class Sender:
         self._op = op
         self._scratch = scratch
 
-    def may_begin(self, file: OutFile, there: Entry | None, kept: Entry | None) -> bool:
-        """Whether a file is going to be streamed, as far as that is known, so that it pays to begin before its turn."""
-        return file.nbytes >= LARGE_FILE_BYTES and self._scratch is None and not _held(file, there, kept)
-
-    def send(self, file: OutFile, there: Entry | None, kept: Entry | None, turn: Turn | None = None) -> Staged:
+    def send(self, file: OutFile, there: Entry | None, kept: Entry | None) -> Staged:
         """Make a file durable in the store, unless it is.
 
         Args:
             file: to be sent.
             there: what the target shows under its path.
             kept: what an earlier run has left of it.
-            turn: when its bytes may leave; at once by default.
         """
         # what may be there already is hashed first, so that it need not be sent
-        held = _held(file, there, kept)
-        with self._content(file, turn or Turn(), must_hash=bool(held)) as (data, sha256):
+        held = {entry.sha256 for entry in (there, kept) if entry and entry.sha256 and entry.nbytes == file.nbytes}
+        with self._content(file, must_hash=bool(held)) as (data, sha256):
             if sha256 and sha256 in held:
                 self._op.tell("skipped", file.path, file.nbytes, "the Hub has it")
                 return Staged(file.path, file.nbytes, sha256)
@@ -74,12 +68,12 @@ class Sender:
         return staged
 
     @contextmanager
-    def _content(self, file: OutFile, turn: Turn, *, must_hash: bool) -> Iterator[tuple[Content, str | None]]:
+    def _content(self, file: OutFile, *, must_hash: bool) -> Iterator[tuple[Content, str | None]]:
         if self._scratch is not None and file.nbytes >= LARGE_FILE_BYTES:
             with self._scratch.holding(file.data, file.path, partial(self._op.tell, "hashed", file.path)) as found:
                 yield found
         else:
-            yield partial(self._read, file, turn), self._hashed(file) if must_hash else None
+            yield partial(self._read, file), self._hashed(file) if must_hash else None
 
     def _hashed(self, file: OutFile) -> str:
         digest = hashlib.sha256()
@@ -88,8 +82,8 @@ class Sender:
             self._op.tell("hashed", file.path, memoryview(buffer).nbytes)
         return digest.hexdigest()
 
-    def _read(self, file: OutFile, turn: Turn) -> Iterable[Buffer]:
-        for buffer in turn.pace(file.data(), file.nbytes):
+    def _read(self, file: OutFile) -> Iterable[Buffer]:
+        for buffer in file.data():
             yield buffer
             self._op.tell("read", file.path, memoryview(buffer).nbytes)
 
@@ -103,11 +97,6 @@ class Sender:
         if staged.nbytes > sent.nbytes:
             self._op.tell("deduplicated", staged.path, staged.nbytes - sent.nbytes)
         return True
-
-
-def _held(file: OutFile, *entries: Entry | None) -> frozenset[str]:
-    """The hashes of what the Hub has that may be the content of a file."""
-    return frozenset(entry.sha256 for entry in entries if entry and entry.sha256 and entry.nbytes == file.nbytes)
 
 
 class _Sum:

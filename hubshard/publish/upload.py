@@ -10,7 +10,6 @@ from hubshard.engine import run
 from hubshard.errors import StoreError
 from hubshard.events import Operation
 from hubshard.protocols import Entry, Staged
-from hubshard.publish.ahead import Ahead
 from hubshard.publish.destination import Destination
 from hubshard.publish.outgoing import OutFile, Outgoing
 from hubshard.publish.scratch import FILES_AT_ONCE, Scratch
@@ -36,10 +35,6 @@ class Known:
 
     tree: Mapping[str, Entry]
     found: Mapping[str, Entry]
-
-    def of(self, file: OutFile) -> tuple[Entry | None, Entry | None]:
-        """What the tree shows under its path, and what earlier runs have left of it."""
-        return self.tree.get(file.path), self.found.get(file.path)
 
 
 class Upload:
@@ -68,7 +63,6 @@ class Upload:
         self._outgoing = outgoing
         self._op = op
         self._staging: StagingBranch | None = None
-        self._may_begin = ranks == 1  # ranks read in step
         streams = max(1, _STREAMS // ranks)
         self._streams = streams if scratch is None else min(streams, FILES_AT_ONCE)
         stage = partial(to.store.stage, to.revision, create_pr=to.create_pr)
@@ -113,21 +107,14 @@ class Upload:
         for file in files:
             if file.default and file.path in known.tree:
                 self._op.tell("skipped", file.path, file.nbytes, "the repo has one of its own")
-        wanted = [file for file in files if not (file.default and file.path in known.tree)]
-        with Ahead(
-            wanted,
-            lambda file, turn: self._sender.send(file, *known.of(file), turn),
-            may_begin=lambda file: self._may_begin and self._sender.may_begin(file, *known.of(file)),
+        results = run(
+            [file for file in files if not (file.default and file.path in known.tree)],
+            cost=lambda file: min(file.nbytes, _STREAM_BYTES) + 1,
+            work=lambda file: self._sender.send(file, known.tree.get(file.path), known.found.get(file.path)),
+            budget_bytes=_BUDGET_BYTES,
             workers=self._streams,
-        ) as ahead:
-            results = run(
-                wanted,
-                cost=lambda file: min(file.nbytes, _STREAM_BYTES) + 1,
-                work=ahead.send,
-                budget_bytes=_BUDGET_BYTES,
-                workers=self._streams,
-            )
-            return list(results)
+        )
+        return list(results)
 
     def keep(self, file: OutFile, staged: Staged) -> None:
         """Take note of a file that has become durable, on the staging branch where there is one."""
