@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.stateful import Stateful
@@ -25,6 +27,7 @@ from hubshard.tensors import Box
 __all__ = ["LiveState", "RankPlan", "Snapshot", "SnapshotBuffer", "is_stateful", "plan_together", "tree_of"]
 
 _ALIGNMENT = 64
+_JOB_BYTES = 32 * 2**20
 
 
 def tree_of(state: Any) -> dict[str, Any]:
@@ -183,8 +186,7 @@ class SnapshotBuffer:
         sources = [live.tensor(item, part) for item, part in zip(plan.items, plan.parts, strict=True)]
         if plan is not self._plan:
             self._fit(plan, sources)
-        for view, source in zip(self._views, sources, strict=True):
-            _copy(view, source)
+        _copy_all(list(zip(self._views, sources, strict=True)))
         for device in {source.device for source in sources if source.is_cuda}:
             torch.cuda.synchronize(device)
         scalars = {name: live.scalars[name] for name in plan.scalars}
@@ -202,9 +204,41 @@ class SnapshotBuffer:
         self._plan = plan
 
 
+def _copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy tensors; those of the CPU by several threads that meet once, and not at each of them."""
+    jobs: list[list[tuple[Any, Any]]] = [[]]
+    room = _JOB_BYTES
+    for into, source in pairs:
+        if source.device.type != "cpu" or not _is_plain(source):
+            _copy(into, source)
+            continue
+        target, data = _bytes_of(into).numpy(), _bytes_of(source).numpy()
+        for start in range(0, data.nbytes, _JOB_BYTES):
+            if room <= 0:
+                jobs.append([])
+                room = _JOB_BYTES
+            jobs[-1].append((target[start : start + _JOB_BYTES], data[start : start + _JOB_BYTES]))
+            room -= min(_JOB_BYTES, data.nbytes - start)
+    threads = min(torch.get_num_threads(), len(jobs))
+    if threads == 1:
+        for job in jobs:
+            _do(job)
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="hubshard-copy") as pool:
+        list(pool.map(_do, jobs))
+
+
+def _do(job: Sequence[tuple[Any, Any]]) -> None:
+    for target, data in job:
+        np.copyto(target, data)  # other threads go on meanwhile
+
+
+def _is_plain(source: torch.Tensor) -> bool:
+    return source.is_contiguous() and not source.is_conj() and not source.is_neg()
+
+
 def _copy(into: torch.Tensor, source: torch.Tensor) -> None:
-    is_plain = source.is_contiguous() and not source.is_conj() and not source.is_neg()
-    if not is_plain:
+    if not _is_plain(source):
         into.copy_(source, non_blocking=True)
     elif source.numel():  # bytes: some dtypes cannot be copied as such
         _bytes_of(into).copy_(_bytes_of(source), non_blocking=True)
