@@ -11,8 +11,8 @@ Example::
 
 from __future__ import annotations
 
-from hubshard.resume.hub_reader import HubReader
-from hubshard.resume.hub_writer import HubWriter
-from hubshard.resume.planners import LoadPlanner, SavePlanner
+from hubshard.resume.dcp.hub_reader import HubReader
+from hubshard.resume.dcp.hub_writer import HubWriter
+from hubshard.resume.dcp.planners import LoadPlanner, SavePlanner
 
 __all__ = ["HubReader", "HubWriter", "LoadPlanner", "SavePlanner"]

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hubshard.resume.branch import ResumeBranch
-    from hubshard.resume.loader import ResumableLoader
-    from hubshard.resume.sampler import ResumableSampler
-    from hubshard.resume.train_state import TrainState
+    from hubshard.resume.data.loader import ResumableLoader
+    from hubshard.resume.data.sampler import ResumableSampler
+    from hubshard.resume.state.train_state import TrainState
 
 __all__ = ["ResumableLoader", "ResumableSampler", "ResumeBranch", "TrainState"]
 
 _HOME = {
-    "ResumableLoader": "hubshard.resume.loader",
-    "ResumableSampler": "hubshard.resume.sampler",
+    "ResumableLoader": "hubshard.resume.data.loader",
+    "ResumableSampler": "hubshard.resume.data.sampler",
     "ResumeBranch": "hubshard.resume.branch",
-    "TrainState": "hubshard.resume.train_state",
+    "TrainState": "hubshard.resume.state.train_state",
 }
 """The module that each name comes from."""
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from hubshard.errors import ConflictError, FormatError, NotFoundError
 from hubshard.events import Event, OnEvent, Operation, ignore, operation
 from hubshard.resume.cadence import Cadence, Every
-from hubshard.resume.hub_branch import HubBranch
-from hubshard.resume.local_steps import LocalSteps
 from hubshard.resume.preemption import DEFAULT_SIGNALS, Notice, Preemption
-from hubshard.resume.saver import Saver
-from hubshard.resume.saving import is_first_of_disk
+from hubshard.resume.saves.hub_branch import HubBranch
+from hubshard.resume.saves.local_steps import LocalSteps
+from hubshard.resume.saves.saver import Saver
+from hubshard.resume.saves.saving import is_first_of_disk
 from hubshard.sizes import parse_size
 from hubshard.steps.retention import Retention
 from hubshard.steps.step import step_folder
@@ -112,7 +112,7 @@ class ResumeBranch:
         endpoint: str | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
-        from hubshard.resume.taking import SnapshotTaker  # noqa: PLC0415  # it imports torch
+        from hubshard.resume.saves.taking import SnapshotTaker  # noqa: PLC0415  # it imports torch
         from hubshard.resume.team import teams_of  # noqa: PLC0415  # it imports torch
 
         if busy not in {"wait", "skip"}:

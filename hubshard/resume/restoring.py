@@ -11,14 +11,14 @@ from torch.distributed.checkpoint.planner import LoadPlan
 
 from hubshard.errors import FormatError, HubshardError, IncompleteError, IntegrityError, NotFoundError
 from hubshard.protocols import Revision
-from hubshard.resume.hub_branch import HubBranch
-from hubshard.resume.hub_reader import HubReader
-from hubshard.resume.local_steps import LocalSteps
-from hubshard.resume.planners import LoadPlanner
-from hubshard.resume.snapshot import is_stateful, tree_of
-from hubshard.resume.step_files import open_files
+from hubshard.resume.dcp.hub_reader import HubReader
+from hubshard.resume.dcp.planners import LoadPlanner
+from hubshard.resume.dcp.torch_items import metadata_of
+from hubshard.resume.saves.hub_branch import HubBranch
+from hubshard.resume.saves.local_steps import LocalSteps
+from hubshard.resume.saves.snapshot import is_stateful, tree_of
+from hubshard.resume.saves.step_files import open_files
 from hubshard.resume.team import Team
-from hubshard.resume.torch_items import metadata_of
 from hubshard.steps.places import BranchPlace, OpenStep
 from hubshard.steps.step import Step
 

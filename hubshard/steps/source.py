@@ -235,7 +235,7 @@ def _aliases(placed: Mapping[str, Placement]) -> dict[str, str]:
 
 
 def _recorded(step: Step, part: str) -> dict[str, str]:
-    """What `hubshard.resume.train_state` records of tied weights: under the names of all parts that hold this one."""
+    """What `train_state` records of tied weights: under the names of all parts that hold this one."""
     found: dict[str, str] = {}
     start = f"{part}." if part else ""
     for name, value in step.scalars.items():

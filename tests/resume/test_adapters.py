@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hubshard import FormatError
-from hubshard.resume.adapters import StatefulLoader, StreamedDataset
+from hubshard.resume.data.adapters import StatefulLoader, StreamedDataset
 
 torch = pytest.importorskip("torch")
 

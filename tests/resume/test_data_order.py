@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubshard import FormatError
-from hubshard.resume.data_order import (
+from hubshard.resume.data.data_order import (
     FEISTEL,
     SEQUENTIAL,
     Cursor,
@@ -21,9 +21,9 @@ from hubshard.resume.data_order import (
     sample_seeds,
     worker_seeds,
 )
-from hubshard.resume.permutation import permuted
-from hubshard.resume.ranks import reading_ranks
-from hubshard.resume.sampler import ResumableSampler
+from hubshard.resume.data.permutation import permuted
+from hubshard.resume.data.ranks import reading_ranks
+from hubshard.resume.data.sampler import ResumableSampler
 
 GOLDEN_10 = [1, 5, 2, 8, 7, 9, 4, 0, 6, 3]
 GOLDEN_1000 = [728, 663, 805, 371, 583, 202, 830, 525, 941, 853]

@@ -25,8 +25,8 @@ from torch.optim import lr_scheduler, swa_utils  # noqa: E402
 
 from hubshard import ResumableLoader, TrainState  # noqa: E402
 from hubshard.dcp import HubReader, HubWriter, LoadPlanner, SavePlanner  # noqa: E402
-from hubshard.resume import rng, tree  # noqa: E402
-from hubshard.resume.adapters import StatefulLoader  # noqa: E402
+from hubshard.resume.data.adapters import StatefulLoader  # noqa: E402
+from hubshard.resume.state import rng, tree  # noqa: E402
 
 averaging: Any = swa_utils  # its functions have no types
 

@@ -21,7 +21,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.conftest import Hub
 
-from hubshard.resume.data_order import DataOrder
+from hubshard.resume.data.data_order import DataOrder
 
 pytest.importorskip("torch")
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from hubshard.resume.data_order import Seeds
-from hubshard.resume.sample_rng import seed_generators
+from hubshard.resume.data.data_order import Seeds
+from hubshard.resume.data.sample_rng import seed_generators
 from hubshard.steps.canonical import decode, encode
 
 __all__ = ["generators_state", "initial_seed", "rank_seeds", "restore_generators", "seed_rank"]

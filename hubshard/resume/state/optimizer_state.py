@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor, Replicate
 
 from hubshard.errors import FormatError
-from hubshard.resume.model_state import PlainNames
-from hubshard.resume.state_parts import Specs, Tensors, room_for, spec_of
-from hubshard.resume.tree import fill, join, split, tensor_names
+from hubshard.resume.state.model_state import PlainNames
+from hubshard.resume.state.state_parts import Specs, Tensors, room_for, spec_of
+from hubshard.resume.state.tree import fill, join, split, tensor_names
 
 __all__ = ["OptimizerPart"]
 

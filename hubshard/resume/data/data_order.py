@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 
 from hubshard.errors import FormatError
-from hubshard.resume.permutation import FEISTEL, permuted
+from hubshard.resume.data.permutation import FEISTEL, permuted
 
 __all__ = [
     "FEISTEL",

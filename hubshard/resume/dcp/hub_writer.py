@@ -19,8 +19,8 @@ from torch.futures import Future
 
 from hubshard.errors import FormatError
 from hubshard.protocols import Buffer, Revision, Staged
-from hubshard.resume.planners import encoded_value
-from hubshard.resume.torch_items import part_to_write
+from hubshard.resume.dcp.planners import encoded_value
+from hubshard.resume.dcp.torch_items import part_to_write
 from hubshard.sizes import parse_size
 from hubshard.sources.torch_value import TorchValue, torch_problem
 from hubshard.steps.canonical import decode

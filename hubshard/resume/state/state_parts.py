@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from hubshard.errors import FormatError
-from hubshard.resume.tree import assign, fill, join, split, tensor_names
+from hubshard.resume.state.tree import assign, fill, join, split, tensor_names
 
 __all__ = ["Part", "StatefulPart", "Tensors", "ValuePart", "check_same", "room_for", "spec_of"]
 

@@ -10,12 +10,12 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from hubshard.errors import FormatError
-from hubshard.resume.model_state import ModelPart, extra_state_part
-from hubshard.resume.optimizer_state import OptimizerPart
-from hubshard.resume.ranks import reading_ranks
-from hubshard.resume.rng import generators_state, restore_generators, seed_rank
-from hubshard.resume.state_parts import Part, Specs, StatefulPart, ValuePart, room_for, spec_of
-from hubshard.resume.torch_items import metadata_of
+from hubshard.resume.data.ranks import reading_ranks
+from hubshard.resume.dcp.torch_items import metadata_of
+from hubshard.resume.state.model_state import ModelPart, extra_state_part
+from hubshard.resume.state.optimizer_state import OptimizerPart
+from hubshard.resume.state.rng import generators_state, restore_generators, seed_rank
+from hubshard.resume.state.state_parts import Part, Specs, StatefulPart, ValuePart, room_for, spec_of
 from hubshard.steps.step import Step
 
 __all__ = ["Parts"]
@@ -218,7 +218,7 @@ def _stateful(path: str, value: Any) -> Part:
     if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
         raise FormatError(
             f"{path}: {type(value).__name__} has no state_dict() and load_state_dict()",
-            hint="for data, see hubshard.ResumableLoader and hubshard.resume.adapters",
+            hint="for data, see hubshard.ResumableLoader and hubshard.resume.data.adapters",
         )
     return StatefulPart(path, value, bool(getattr(value, "per_rank", False)))
 

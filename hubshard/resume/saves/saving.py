@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from hubshard.errors import ConflictError, FormatError
 from hubshard.events import Operation
 from hubshard.protocols import Staged
-from hubshard.resume.hub_branch import HubBranch
-from hubshard.resume.local_steps import LocalSteps
-from hubshard.resume.push_queue import PushQueue
-from hubshard.resume.sending import Sending, check_time
+from hubshard.resume.saves.hub_branch import HubBranch
+from hubshard.resume.saves.local_steps import LocalSteps
+from hubshard.resume.saves.push_queue import PushQueue
+from hubshard.resume.saves.sending import Sending, check_time
 from hubshard.steps.canonical import decode
 from hubshard.steps.parts import FileReceipt, merge
 from hubshard.steps.retention import Retention
@@ -26,7 +26,7 @@ from hubshard.steps.step import Step, StepFile, encode_step
 from hubshard.steps.writing import PieceStream, prepare_folder, write_local, write_manifest
 
 if TYPE_CHECKING:
-    from hubshard.resume.snapshot import Snapshot
+    from hubshard.resume.saves.snapshot import Snapshot
     from hubshard.resume.team import Team
 
 __all__ = ["Written", "is_first_of_disk", "push_step", "write_step"]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hubshard.errors import FormatError
-from hubshard.resume.data_order import Cursor, DataOrder, MicroBatch, sample_seeds, worker_seeds
-from hubshard.resume.sample_rng import kept_generators, seed_generators
-from hubshard.resume.sampler import ResumableSampler
+from hubshard.resume.data.data_order import Cursor, DataOrder, MicroBatch, sample_seeds, worker_seeds
+from hubshard.resume.data.sample_rng import kept_generators, seed_generators
+from hubshard.resume.data.sampler import ResumableSampler
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -276,5 +276,5 @@ def _must_be_map_style(dataset: object) -> None:
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise FormatError(
             f"{type(dataset).__name__} has no length or no items by number: an iterable dataset has its own order",
-            hint="See hubshard.resume.adapters for StatefulDataLoader and datasets.IterableDataset.",
+            hint="See hubshard.resume.data.adapters for StatefulDataLoader and datasets.IterableDataset.",
         )

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from hubshard.errors import HubshardError
 from hubshard.events import Operation
-from hubshard.resume.background import Background
-from hubshard.resume.hub_branch import HubBranch
-from hubshard.resume.local_steps import LocalSteps
-from hubshard.resume.push_queue import PushQueue
-from hubshard.resume.saving import Written, push_step, write_step
-from hubshard.resume.sending import OutOfTimeError
+from hubshard.resume.saves.background import Background
+from hubshard.resume.saves.hub_branch import HubBranch
+from hubshard.resume.saves.local_steps import LocalSteps
+from hubshard.resume.saves.push_queue import PushQueue
+from hubshard.resume.saves.saving import Written, push_step, write_step
+from hubshard.resume.saves.sending import OutOfTimeError
 from hubshard.steps.retention import Retention
 from hubshard.steps.step import Step, encode_step, step_folder
 
 if TYPE_CHECKING:
-    from hubshard.resume.snapshot import Snapshot
+    from hubshard.resume.saves.snapshot import Snapshot
     from hubshard.resume.team import Team
 
 __all__ = ["Saver"]

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from hubshard.errors import FormatError
 from hubshard.protocols import Buffer
-from hubshard.resume.planners import SavePlanner
-from hubshard.resume.torch_items import part_to_write
+from hubshard.resume.dcp.planners import SavePlanner
+from hubshard.resume.dcp.torch_items import part_to_write
 from hubshard.sources.torch_value import TorchValue, torch_problem
 from hubshard.steps.canonical import encode
 from hubshard.steps.parts import Part, PlannedFile, block_bytes_for, plan_files

@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from hubshard.errors import FormatError, NotFoundError
-from hubshard.resume.planners import has_default_placing, place_value
-from hubshard.resume.torch_items import Destination, box_to_read, metadata_of
+from hubshard.resume.dcp.planners import has_default_placing, place_value
+from hubshard.resume.dcp.torch_items import Destination, box_to_read, metadata_of
 from hubshard.steps.canonical import decode, encode
 from hubshard.steps.places import (
     BranchPlace,

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 
-from hubshard.resume.data_order import Seeds
+from hubshard.resume.data.data_order import Seeds
 
 __all__ = ["kept_generators", "seed_generators"]
 

@@ -10,7 +10,7 @@ from threading import Event
 from hubshard.errors import StoreError
 from hubshard.events import Gathered, Operation
 from hubshard.protocols import Staged
-from hubshard.resume.hub_branch import HubBranch
+from hubshard.resume.saves.hub_branch import HubBranch
 from hubshard.steps.step import StepFile
 from hubshard.store.content import blocks_of
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hubshard.errors import FormatError
-from hubshard.resume.state_parts import Specs, StatefulPart, Tensors, check_same
+from hubshard.resume.state.state_parts import Specs, StatefulPart, Tensors, check_same
 
 __all__ = ["ModelPart", "PlainNames", "extra_state_part"]
 

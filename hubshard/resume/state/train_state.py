@@ -4,7 +4,7 @@
 model.<name>                  tensors of the model, under the names it has without wrappers
 optimizer.state.<name>.<key>  optimizer.param_groups.<number>.<key> where that is a tensor
 ema.…, scheduler.…, scaler.…, data.…, extras.<name>.…     their tensors, if any
-rng.<rank>                    the generators of a rank (see `hubshard.resume.rng`)
+rng.<rank>                    the generators of a rank (see `hubshard.resume.state.rng`)
 values.<part>                 what is no tensor: a tuple of one item, which DCP does not take apart
 values.progress               step, epoch, samples, seed, world_size
 ```
@@ -51,7 +51,7 @@ class TrainState:
         scaler: `torch.amp.GradScaler`; one or several.
         ema: averaged weights: a module, such as `torch.optim.swa_utils.AveragedModel`, a dict of tensors, or an object
             with `state_dict` and `load_state_dict`.
-        data: the loader or sampler, or an adapter of `hubshard.resume.adapters`; one or several.
+        data: the loader or sampler, or an adapter of `hubshard.resume.data.adapters`; one or several.
         extras: anything else: a module; an object with `state_dict` and `load_state_dict`, which each rank keeps for
             itself if its `per_rank` is True; or numbers, text, bytes and tensors, in dicts, lists and tuples if need
             be. After a restore dicts and lists are changed in place; all are in `extras`.
@@ -82,8 +82,8 @@ class TrainState:
         self.epoch = 0
         self.samples = 0
         self.extras: dict[str, Any] = extras
-        from hubshard.resume.rng import initial_seed  # noqa: PLC0415  # it imports torch
-        from hubshard.resume.train_parts import Parts  # noqa: PLC0415  # it imports torch
+        from hubshard.resume.state.rng import initial_seed  # noqa: PLC0415  # it imports torch
+        from hubshard.resume.state.train_parts import Parts  # noqa: PLC0415  # it imports torch
 
         self.seed = initial_seed()
         others = {"scheduler": scheduler, "scaler": scaler, "data": data}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hubshard.resume.snapshot import LiveState, RankPlan, Snapshot, SnapshotBuffer, plan_together
+from hubshard.resume.saves.snapshot import LiveState, RankPlan, Snapshot, SnapshotBuffer, plan_together
 from hubshard.resume.team import Team
 
 __all__ = ["SnapshotTaker"]

@@ -1,0 +1,1 @@
+"""The storage and planners of PyTorch's distributed checkpoint (DCP), without pickles."""
