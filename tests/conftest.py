@@ -37,6 +37,15 @@ TOKEN = "hf_test"
 _CLIENT_SECONDS = 240
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes minutes, unless markers are asked for."""
+    if config.option.markexpr:
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes: run with -m slow"))
+
+
 @dataclass(frozen=True)
 class Answer:
     """The answer to a plain HTTP request."""

@@ -63,7 +63,7 @@ def sharing(source: Any, process_group: Any, *, stall_seconds: float) -> Iterato
 
 
 def _job(process_group: Any) -> Job | None:
-    if "torch" not in sys.modules:  # then there is no process group
+    if sys.modules.get("torch") is None:  # then there is no process group
         return None
     from hubshard.sources.rank_group import job_of  # noqa: PLC0415  # imports torch
 

@@ -123,7 +123,7 @@ MAKERS = {"compressed-tensors": quantised_by_compressed_tensors, "torchao": quan
 
 
 @pytest.mark.filterwarnings("ignore")  # of the quantizers' own
-@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("kind", ["compressed-tensors", pytest.param("torchao", marks=pytest.mark.slow)])
 def test_a_quantised_checkpoint_is_loaded_as_transformers_does(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     MAKERS[kind](folder)
@@ -134,6 +134,7 @@ def test_a_quantised_checkpoint_is_loaded_as_transformers_does(kind: str, tmp_pa
     assert_same(ours, theirs)
 
 
+@pytest.mark.slow  # where torchao is installed, every import of transformers takes seconds more
 @pytest.mark.filterwarnings("ignore")
 def test_weights_are_quantised_while_they_are_loaded(tmp_path: Path) -> None:
     quantization = pytest.importorskip("torchao.quantization")
@@ -181,6 +182,7 @@ def test_a_quantised_checkpoint_is_loaded_from_the_hub(module_hub: Hub, tmp_path
     assert not list((tmp_path / "home").rglob("*.safetensors"))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_what_reads_files_itself_is_told_to_fetch_them_first(module_hub: Hub, tmp_path: Path) -> None:
     folder = tmp_path / "model"

@@ -410,7 +410,10 @@ print(len(found))
 """
 
 
-@pytest.mark.parametrize(("world", "options"), [(1, []), (2, []), (2, ["tied"])])
+@pytest.mark.parametrize(
+    ("world", "options"),
+    [pytest.param(1, [], marks=pytest.mark.slow), (2, []), pytest.param(2, ["tied"], marks=pytest.mark.slow)],
+)
 def test_a_sharded_run_is_promoted_and_loaded_by_plain_transformers_bit_by_bit(
     repo: Repo, tmp_path: Path, world: int, options: list[str]
 ) -> None:

@@ -63,7 +63,7 @@ def found_by(out: Path) -> list[Any]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("told", ["one rank by SIGUSR1", "torchrun by SIGTERM"])
+@pytest.mark.parametrize("told", ["one rank by SIGUSR1", pytest.param("torchrun by SIGTERM", marks=pytest.mark.slow)])
 def test_a_run_that_is_told_to_go_is_on_the_hub_and_goes_on_from_empty_disks(
     hub: Hub, tmp_path: Path, told: str
 ) -> None:

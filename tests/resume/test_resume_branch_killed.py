@@ -39,6 +39,7 @@ def test_killed_at_any_step_one_process_leaves_the_old_or_the_new_and_the_next_s
     assert seen["new"] > 5
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_of_two_ranks_one_is_killed_and_both_find_the_old_or_the_new(tmp_path: Path) -> None:
     seen = _seen(tmp_path, "ranks")

@@ -26,9 +26,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from hubshard.resume.state import train_parts as train_parts  # noqa: PLC0414  # imported once, before the forks
 from hubshard.resume.branch import ResumeBranch
 from hubshard.resume.data.loader import ResumableLoader
+from hubshard.resume.state import train_parts as train_parts  # noqa: PLC0414  # imported once, before the forks
 from hubshard.resume.state.train_state import TrainState
 from hubshard.steps.canonical import encode
 from hubshard.store import hub as hub  # noqa: PLC0414  # imported once, before the forks
