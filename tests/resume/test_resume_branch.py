@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +295,8 @@ def test_an_error_of_the_background_is_raised_by_close_and_logged_beside_another
 
     def fail() -> None:
         with _open(tmp_path) as branch:
-            branch.save(_state(1), 1)
+            with suppress(HubshardError):  # where the background was fast enough to have failed already
+                branch.save(_state(1), 1)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
