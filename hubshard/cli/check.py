@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from hubshard.cli.common import Events, Json, Quiet, Revision, Token, echo_json, interruptible
+from hubshard.cli.common import Events, Json, Quiet, Revision, Token, Variant, echo_json, interruptible
 from hubshard.sizes import format_size
 
 __all__ = ["diff", "verify"]
 
 Target = Annotated[str, typer.Argument(help="A directory, a .safetensors file, or org/name[@revision].")]
-Variant = Annotated[str | None, typer.Option(help="As in model.fp16.safetensors.")]
 
 
 @interruptible("nothing was written.", at_once=True)

@@ -21,6 +21,7 @@ from hubshard.watch import LimitError, Limits
 
 __all__ = [
     "Events",
+    "ExpectedHead",
     "Json",
     "MaxRetries",
     "MinRate",
@@ -29,6 +30,7 @@ __all__ = [
     "Revision",
     "StallSeconds",
     "Token",
+    "Variant",
     "echo_json",
     "give_up",
     "interruptible",
@@ -45,6 +47,8 @@ class Kind(str, Enum):
 
 
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit; main where it is not given.")]
+Variant = Annotated[str | None, typer.Option(help="As in model.fp16.safetensors.")]
+ExpectedHead = Annotated[str | None, typer.Option(help="Refuse unless the branch is at this commit.")]
 Token = Annotated[str | None, typer.Option(help="A User Access Token; otherwise HF_TOKEN or `hf auth login`.")]
 RepoType = Annotated[Kind, typer.Option("--repo-type", help="Models only; taken for likeness to `hf`.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]

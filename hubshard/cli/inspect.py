@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hubshard.cli.common import Json, Revision, Token, echo_json, interruptible
+from hubshard.cli.common import Json, Revision, Token, Variant, echo_json, interruptible
 from hubshard.sizes import format_size
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def inspect(
     target: Annotated[str, typer.Argument(help="A directory, a .safetensors file, or org/name[@revision].")],
     *,
     revision: Revision = None,
-    variant: Annotated[str | None, typer.Option(help="As in model.fp16.safetensors.")] = None,
+    variant: Variant = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     token: Token = None,
     as_json: Json = False,

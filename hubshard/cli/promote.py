@@ -9,17 +9,33 @@ import typer
 
 from hubshard.cli.common import (
     Events,
+    ExpectedHead,
     Json,
     MaxRetries,
     MinRate,
     Quiet,
     StallSeconds,
     Token,
+    Variant,
     echo_json,
     interruptible,
     limits_of,
 )
-from hubshard.cli.publish import Staging, print_plan, published_record
+from hubshard.cli.publishing import (
+    Branch,
+    CreatePr,
+    Dtype,
+    MaxShardSize,
+    MoveTag,
+    PlanOnly,
+    Private,
+    Staging,
+    StagingOption,
+    Tag,
+    Title,
+    print_plan,
+    published_record,
+)
 from hubshard.sizes import format_size
 
 if TYPE_CHECKING:
@@ -39,21 +55,17 @@ def promote(
     branch: Annotated[str, typer.Option(help="Branch that holds the steps.")] = "resume",
     resume_repo: Annotated[str | None, typer.Option(help="The repo that holds them, if it is another one.")] = None,
     local_dir: Annotated[Path | None, typer.Option(help="Read steps from this directory instead.")] = None,
-    revision: Annotated[str, typer.Option(help="Branch to publish to.")] = "main",
-    max_shard_size: Annotated[str, typer.Option(help="Bound per shard, header included: 5GB, 512MiB.")] = "5GB",
-    variant: Annotated[str | None, typer.Option(help="As in model.fp16.safetensors.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Cast floating tensors, e.g. to bfloat16; needs torch.")] = None,
-    tag: Annotated[str | None, typer.Option(help="Tag the new commit.")] = None,
-    move_tag: Annotated[bool, typer.Option("--move-tag", help="The tag may exist already and is moved.")] = False,
-    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
-    private: Annotated[
-        bool | None, typer.Option("--private/--public", help="Visibility of a repo that is made.")
-    ] = None,
-    expected_head: Annotated[str | None, typer.Option(help="Refuse unless the branch is at this commit.")] = None,
-    message: Annotated[str | None, typer.Option("--commit-message", "--message", "-m", help="Title.")] = None,
-    staging: Annotated[
-        Staging, typer.Option(help="branch: finished shards are kept, so that a killed run goes on anywhere.")
-    ] = Staging.branch,
+    revision: Branch = "main",
+    max_shard_size: MaxShardSize = "5GB",
+    variant: Variant = None,
+    dtype: Dtype = None,
+    tag: Tag = None,
+    move_tag: MoveTag = False,
+    create_pr: CreatePr = False,
+    private: Private = None,
+    expected_head: ExpectedHead = None,
+    message: Title = None,
+    staging: StagingOption = Staging.branch,
     scratch: Annotated[
         Path | None,
         typer.Option(help="A directory for at most two shards at a time; saves a second download of the step."),
@@ -61,7 +73,7 @@ def promote(
     max_retries: MaxRetries = None,
     stall_seconds: StallSeconds = None,
     min_rate: MinRate = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the shard plan; touch nothing.")] = False,
+    dry_run: PlanOnly = False,
     token: Token = None,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from hubshard.cli.common import (
     Events,
+    ExpectedHead,
     Json,
     Kind,
     MaxRetries,
@@ -18,23 +18,32 @@ from hubshard.cli.common import (
     RepoType,
     StallSeconds,
     Token,
+    Variant,
     echo_json,
     interruptible,
     limits_of,
+)
+from hubshard.cli.publishing import (
+    Branch,
+    CreatePr,
+    Dtype,
+    MaxShardSize,
+    MoveTag,
+    PlanOnly,
+    Private,
+    Staging,
+    StagingOption,
+    Tag,
+    Title,
+    print_plan,
+    published_record,
 )
 from hubshard.sizes import format_size
 
 if TYPE_CHECKING:
     from hubshard.publish import Published
 
-__all__ = ["Staging", "print_plan", "publish", "published_record"]
-
-
-class Staging(str, Enum):
-    """Where finished shards wait for the one commit."""
-
-    branch = "branch"
-    none = "none"
+__all__ = ["publish"]
 
 
 _NOTE = "readers see nothing of this publish; run the same command again, it goes on from the finished shards."
@@ -45,23 +54,19 @@ def publish(
     source: Annotated[str, typer.Argument(help="A directory or file of safetensors, or org/name[@revision].")],
     repo: Annotated[str | None, typer.Argument(help="org/name on the Hub; made if it does not exist.")] = None,
     *,
-    revision: Annotated[str, typer.Option(help="Branch to publish to.")] = "main",
-    max_shard_size: Annotated[str, typer.Option(help="Bound per shard, header included: 5GB, 512MiB.")] = "5GB",
-    variant: Annotated[str | None, typer.Option(help="As in model.fp16.safetensors.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Cast floating tensors, e.g. to bfloat16; needs torch.")] = None,
-    tag: Annotated[str | None, typer.Option(help="Tag the new commit.")] = None,
-    move_tag: Annotated[bool, typer.Option("--move-tag", help="The tag may exist already and is moved.")] = False,
-    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
-    private: Annotated[
-        bool | None, typer.Option("--private/--public", help="Visibility of a repo that is made.")
-    ] = None,
-    expected_head: Annotated[str | None, typer.Option(help="Refuse unless the branch is at this commit.")] = None,
-    message: Annotated[str | None, typer.Option("--commit-message", "--message", "-m", help="Title.")] = None,
+    revision: Branch = "main",
+    max_shard_size: MaxShardSize = "5GB",
+    variant: Variant = None,
+    dtype: Dtype = None,
+    tag: Tag = None,
+    move_tag: MoveTag = False,
+    create_pr: CreatePr = False,
+    private: Private = None,
+    expected_head: ExpectedHead = None,
+    message: Title = None,
     include: Annotated[list[str] | None, typer.Option(help="Patterns of other files to take along.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Patterns of files to leave behind.")] = None,
-    staging: Annotated[
-        Staging, typer.Option(help="branch: finished shards are kept, so that a killed run goes on anywhere.")
-    ] = Staging.branch,
+    staging: StagingOption = Staging.branch,
     staging_batch_size: Annotated[
         str, typer.Option(help="Bytes of finished shards that may wait for a commit on the staging branch.")
     ] = "256MB",
@@ -76,7 +81,7 @@ def publish(
         bool,
         typer.Option("--abandon", help="publish REPO --abandon: drop what unfinished publishes to --revision left."),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the shard plan; touch nothing.")] = False,
+    dry_run: PlanOnly = False,
     token: Token = None,
     repo_type: RepoType = Kind.model,  # noqa: ARG001 - there is one kind
     as_json: Json = False,
@@ -142,38 +147,6 @@ def _abandon(source: str, repo: str | None, *, revision: str, token: str | None,
         typer.echo("\n".join(dropped))
     else:
         typer.echo(f"{source} has no unfinished publish to {revision}", err=True)
-
-
-def published_record(published: Published) -> dict[str, object]:
-    """What a publish did, as JSON values."""
-    return {
-        "commit": published.commit,
-        "url": published.url,
-        "pr_url": published.pr_url,
-        "tag": published.tag,
-        "changed": published.changed,
-        "shards": [
-            {"path": shard.path, "nbytes": shard.nbytes, "tensors": [spec.name for spec in shard.specs]}
-            for shard in published.plan.shards
-        ],
-        "total_bytes": published.total_bytes,
-        "deleted": published.deleted,
-    }
-
-
-def print_plan(published: Published) -> None:
-    """The shards that a publish would make, as a table."""
-    from hubshard.cli.tables import print_table
-
-    plan = published.plan
-    rows = [
-        (shard.path, f"{len(shard.specs):,}", format_size(shard.nbytes), shard.specs[0].name, shard.specs[-1].name)
-        for shard in plan.shards
-    ]
-    print_table(("shard", ">tensors", ">size", "first tensor", "last tensor"), rows)
-    total = format_size(published.total_bytes)
-    typer.echo(f"{len(plan.shards)} shard(s), {format_size(plan.nbytes)}; with all other files {total}")
-    typer.echo("Dry run: nothing was written.", err=True)
 
 
 def _print_summary(published: Published) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hubshard.cli.common import Events, Json, Token, echo_json, interruptible
+from hubshard.cli.common import Events, ExpectedHead, Json, Token, echo_json, interruptible
 from hubshard.sizes import format_size
 
 __all__ = ["rollback"]
@@ -19,7 +19,7 @@ def rollback(
     *,
     to: Annotated[str, typer.Option(help="Branch, tag or commit whose files are wanted again.")],
     revision: Annotated[str, typer.Option(help="The branch that gets them.")] = "main",
-    expected_head: Annotated[str | None, typer.Option(help="Refuse unless the branch is at this commit.")] = None,
+    expected_head: ExpectedHead = None,
     message: Annotated[str | None, typer.Option("--commit-message", "--message", "-m", help="Title.")] = None,
     token: Token = None,
     as_json: Json = False,

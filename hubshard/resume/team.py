@@ -7,7 +7,6 @@ background never meet the collectives of the training, and whoever makes or dest
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,8 +17,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from hubshard.errors import FormatError, HubshardError, StoreError
+from hubshard.errors import HubshardError, StoreError
 from hubshard.resume.agreement import StepAgreement
+from hubshard.resume.ranks import check_alone
 
 __all__ = ["Team", "teams_of"]
 
@@ -137,13 +137,7 @@ def teams_of(group: dist.ProcessGroup | None, *, count: int) -> list[Team]:
         FormatError: several processes were started, and their process group does not exist yet.
     """
     if not dist.is_available() or not dist.is_initialized():
-        started = os.environ.get("WORLD_SIZE", "1")  # set by torchrun
-        if started != "1":
-            raise FormatError(
-                f"{started} processes were started (WORLD_SIZE), and the process group does not exist yet: each of "
-                "them would save a state of its own",
-                hint="Call torch.distributed.init_process_group() first.",
-            )
+        check_alone("save a state of its own", hint="Call torch.distributed.init_process_group() first.")
         return [Team(None, "") for _ in range(count)]
     group = group or dist.group.WORLD
     rank, size = dist.get_rank(group), dist.get_world_size(group)

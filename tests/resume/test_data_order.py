@@ -22,8 +22,8 @@ from hubshard.resume.data.data_order import (
     worker_seeds,
 )
 from hubshard.resume.data.permutation import permuted
-from hubshard.resume.data.ranks import reading_ranks
 from hubshard.resume.data.sampler import ResumableSampler
+from hubshard.resume.ranks import reading_ranks
 
 GOLDEN_10 = [1, 5, 2, 8, 7, 9, 4, 0, 6, 3]
 GOLDEN_1000 = [728, 663, 805, 371, 583, 202, 830, 525, 941, 853]

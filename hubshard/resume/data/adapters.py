@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import FormatError
-from hubshard.resume.data.ranks import reading_ranks
+from hubshard.resume.ranks import reading_ranks
 from hubshard.steps import canonical
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from operator import index
 
 from hubshard.errors import FormatError
 from hubshard.resume.data.data_order import FEISTEL, SEQUENTIAL, Cursor, DataOrder, MicroBatch, Share
-from hubshard.resume.data.ranks import reading_ranks
+from hubshard.resume.ranks import reading_ranks
 
 __all__ = ["ResumableSampler"]
 

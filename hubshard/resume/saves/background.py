@@ -48,11 +48,6 @@ class Background:
         with self._lock:
             return any(not job.done() for job in self._jobs)
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether an error waits to be taken."""
-        return bool(self._errors)
-
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until all is done; False where that took too long."""
         with self._lock:

@@ -81,7 +81,7 @@ def seed_rank(seed: int, rank: int, step: int) -> None:
 
 
 def _raw(state: torch.Tensor) -> bytes:
-    return bytes(state.cpu().numpy()) if "numpy" in sys.modules else bytes(state.tolist())
+    return bytes(state.cpu().numpy()) if sys.modules.get("numpy") else bytes(state.tolist())
 
 
 def _tensor(raw: bytes) -> torch.Tensor:

@@ -10,8 +10,8 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from hubshard.errors import FormatError
-from hubshard.resume.data.ranks import reading_ranks
 from hubshard.resume.dcp.torch_items import metadata_of
+from hubshard.resume.ranks import reading_ranks
 from hubshard.resume.state.model_state import ModelPart, extra_state_part
 from hubshard.resume.state.optimizer_state import OptimizerPart
 from hubshard.resume.state.rng import generators_state, restore_generators, seed_rank

@@ -1,4 +1,4 @@
-"""Which rank reads, and of how many: given, or those of torch.distributed."""
+"""Which rank this is, and of how many: given, or those of torch.distributed. Never alone by mistake."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from hubshard.errors import FormatError
 
-__all__ = ["reading_ranks"]
+__all__ = ["check_alone", "reading_ranks"]
 
 
 def reading_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -25,16 +25,31 @@ def reading_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
         raise FormatError(f"rank={rank} and world_size={world_size}: give both or neither")
     if rank is not None and world_size is not None:
         return rank, world_size
-    if "torch" in sys.modules:  # otherwise there is no process group
+    if sys.modules.get("torch") is not None:  # otherwise there is no process group
         import torch.distributed as dist  # noqa: PLC0415  # slow, and optional
 
         if dist.is_available() and dist.is_initialized():
             return dist.get_rank(), dist.get_world_size()
+    check_alone(
+        "read all the data", hint="Call torch.distributed.init_process_group() first, or pass rank= and world_size=."
+    )
+    return 0, 1
+
+
+def check_alone(would: str, *, hint: str) -> None:
+    """Refuse to act as the only process where a launcher has started several.
+
+    Args:
+        would: what each of them would do.
+        hint: what to do instead.
+
+    Raises:
+        FormatError: several were started.
+    """
     started = os.environ.get("WORLD_SIZE", "1")  # set by torchrun
     if started != "1":
         raise FormatError(
-            f"{started} processes were started (WORLD_SIZE), and the process group does not exist yet: "
-            "each of them would read all the data",
-            hint="Call torch.distributed.init_process_group() first, or pass rank= and world_size=.",
+            f"{started} processes were started (WORLD_SIZE), and the process group does not exist yet: each of them "
+            f"would {would}",
+            hint=hint,
         )
-    return 0, 1

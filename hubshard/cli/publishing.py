@@ -1,0 +1,82 @@
+"""What `publish` and `promote` share: options, and how what they did is shown."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hubshard.sizes import format_size
+
+if TYPE_CHECKING:
+    from hubshard.publish import Published
+
+__all__ = [
+    "Branch",
+    "CreatePr",
+    "Dtype",
+    "MaxShardSize",
+    "MoveTag",
+    "PlanOnly",
+    "Private",
+    "Staging",
+    "StagingOption",
+    "Tag",
+    "Title",
+    "print_plan",
+    "published_record",
+]
+
+
+class Staging(str, Enum):
+    """Where finished shards wait for the one commit."""
+
+    branch = "branch"
+    none = "none"
+
+
+Branch = Annotated[str, typer.Option(help="Branch to publish to.")]
+MaxShardSize = Annotated[str, typer.Option(help="Bound per shard, header included: 5GB, 512MiB.")]
+Dtype = Annotated[str | None, typer.Option(help="Cast floating tensors, e.g. to bfloat16; needs torch.")]
+Tag = Annotated[str | None, typer.Option(help="Tag the new commit.")]
+MoveTag = Annotated[bool, typer.Option("--move-tag", help="The tag may exist already and is moved.")]
+CreatePr = Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")]
+Private = Annotated[bool | None, typer.Option("--private/--public", help="Visibility of a repo that is made.")]
+Title = Annotated[str | None, typer.Option("--commit-message", "--message", "-m", help="Title.")]
+StagingOption = Annotated[
+    Staging, typer.Option(help="branch: finished shards are kept, so that a killed run goes on anywhere.")
+]
+PlanOnly = Annotated[bool, typer.Option("--dry-run", help="Print the shard plan; touch nothing.")]
+
+
+def published_record(published: Published) -> dict[str, object]:
+    """What a publish did, as JSON values."""
+    return {
+        "commit": published.commit,
+        "url": published.url,
+        "pr_url": published.pr_url,
+        "tag": published.tag,
+        "changed": published.changed,
+        "shards": [
+            {"path": shard.path, "nbytes": shard.nbytes, "tensors": [spec.name for spec in shard.specs]}
+            for shard in published.plan.shards
+        ],
+        "total_bytes": published.total_bytes,
+        "deleted": published.deleted,
+    }
+
+
+def print_plan(published: Published) -> None:
+    """The shards that a publish would make, as a table."""
+    from hubshard.cli.tables import print_table
+
+    plan = published.plan
+    rows = [
+        (shard.path, f"{len(shard.specs):,}", format_size(shard.nbytes), shard.specs[0].name, shard.specs[-1].name)
+        for shard in plan.shards
+    ]
+    print_table(("shard", ">tensors", ">size", "first tensor", "last tensor"), rows)
+    total = format_size(published.total_bytes)
+    typer.echo(f"{len(plan.shards)} shard(s), {format_size(plan.nbytes)}; with all other files {total}")
+    typer.echo("Dry run: nothing was written.", err=True)
