@@ -67,6 +67,7 @@ def promote(
     staging: Literal["branch", "none"] = "branch",
     staging_batch_size: int | str = "256MB",
     scratch: str | Path | None = None,
+    streams: int | None = None,
     dry_run: bool = False,
     token: Token = None,
     endpoint: str | None = None,
@@ -105,6 +106,7 @@ def promote(
         staging: see there.
         staging_batch_size: see there.
         scratch: see there; saves a second download where Xet is off, or where shards of the same sizes are replaced.
+        streams: see there.
         dry_run: plan and check only; of the step, the manifest is read.
         token: of both repos.
         endpoint: see there.
@@ -133,6 +135,7 @@ def promote(
         staging=staging,
         staging_batch_size=staging_batch_size,
         scratch=scratch,
+        streams=streams,
         dry_run=dry_run,
         token=token,
         endpoint=endpoint,

@@ -22,6 +22,7 @@ __all__ = [
     "Private",
     "Staging",
     "StagingOption",
+    "Streams",
     "Tag",
     "Title",
     "print_plan",
@@ -46,6 +47,10 @@ Private = Annotated[bool | None, typer.Option("--private/--public", help="Visibi
 Title = Annotated[str | None, typer.Option("--commit-message", "--message", "-m", help="Title.")]
 StagingOption = Annotated[
     Staging, typer.Option(help="branch: finished shards are kept, so that a killed run goes on anywhere.")
+]
+Streams = Annotated[
+    int | None,
+    typer.Option(min=1, help="Shards sent at once, for fast lines: each takes 256 MB, and a kill costs it."),
 ]
 PlanOnly = Annotated[bool, typer.Option("--dry-run", help="Print the shard plan; touch nothing.")]
 

@@ -99,6 +99,7 @@ class Delivery:
     staging: Literal["branch", "none"]
     staging_batch_size: int | str
     scratch: str | Path | None
+    streams: int | None
     dry_run: bool
     token: Token
     endpoint: str | None
@@ -108,6 +109,8 @@ class Delivery:
 
     def __post_init__(self) -> None:
         parse_size(self.staging_batch_size)
+        if self.streams is not None and self.streams < 1:
+            raise FormatError(f"{self.streams} streams send nothing", hint="streams is how many files go at once")
         if self.create_pr and self.tag:
             raise FormatError(
                 "a pull request cannot be tagged: it has no commit on the branch yet", hint="tag it after the merge"
@@ -205,7 +208,8 @@ def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | 
     base = _base(store, to.revision, private=to.private)
     key = publish_key(outgoing.plan, repo_id=store.repo_id, revision=to.revision)
     at = Destination(store, to.revision, base, to.create_pr, key)
-    upload = Upload(at, outgoing, work.op, scratch=work.scratch, ranks=1 if together is None else together.size)
+    ranks = 1 if together is None else together.size
+    upload = Upload(at, outgoing, work.op, scratch=work.scratch, streams=to.streams, ranks=ranks)
     final = FinalCommit(at, outgoing, work.op)
     overtaken = _check_head(final, base, to.expected_head)
     try:

@@ -40,6 +40,7 @@ def push_to_hub(
     staging: Literal["branch", "none"] = "branch",
     staging_batch_size: int | str = "256MB",
     scratch: str | Path | None = None,
+    streams: int | None = None,
     dry_run: bool = False,
     token: Token = None,
     endpoint: str | None = None,
@@ -81,6 +82,9 @@ def push_to_hub(
         staging_batch_size: how much may wait for a commit on that branch.
         scratch: a folder through which each large file goes, two at a time, for sources that are expensive to read
             twice where Xet is off; None to stream.
+        streams: files that go at once, of each rank. A file goes no faster than one core can cut it into chunks
+            (some 250 to 400 MB/s), so a fast line needs several; each takes up to 256 MB of memory, and a kill costs
+            those that were under way. None for so many that it costs one shard, or 256 MB where that is more.
         dry_run: plan and check only.
         token: as in huggingface_hub, its login by default; or a function that is asked before each request, for tokens
             that expire while a publish runs.
@@ -112,6 +116,7 @@ def push_to_hub(
         staging=staging,
         staging_batch_size=staging_batch_size,
         scratch=scratch,
+        streams=streams,
         dry_run=dry_run,
         token=token,
         endpoint=endpoint,

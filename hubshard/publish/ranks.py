@@ -119,7 +119,15 @@ class Shares:
         store = HubStore(begin["repo_id"], token=to.token, endpoint=to.endpoint, patience=work.patience)
         key = publish_key(outgoing.plan, repo_id=store.repo_id, revision=to.revision)
         at = Destination(store, to.revision, Revision(*begin["base"]), to.create_pr, key)
-        upload = Upload(at, outgoing, work.op, scratch=work.scratch, ranks=self.size, keep=self._tell_kept)
+        upload = Upload(
+            at,
+            outgoing,
+            work.op,
+            scratch=work.scratch,
+            streams=to.streams,
+            ranks=self.size,
+            keep=self._tell_kept,
+        )
         known = Known(_entries_of(begin["tree"]), _entries_of(begin["found"]))
         staged = upload.send([outgoing.shards[number] for number in begin["shards"]], known)
         done = {"staged": [_plain(each) for each in staged], "totals": asdict(work.op.totals())}

@@ -20,7 +20,7 @@ __all__ = ["Known", "Upload"]
 
 _STREAMS = 4
 _STREAM_BYTES = 256 * 10**6  # what one upload stream may hold
-_BUDGET_BYTES = _STREAM_BYTES + _STREAMS  # what a kill may cost: files under way are sent again from their start
+_COST_BYTES = _STREAM_BYTES + 1  # of a file under way: a small one counts too
 _BATCH_SECONDS = 10.0
 
 
@@ -45,7 +45,9 @@ class Upload:
         outgoing: all that is to be published.
         op: is told.
         scratch: for large files.
-        ranks: of how many that publish together this is one: each has fewer files under way.
+        streams: files under way at once; None for as many as a kill may cost one shard of 256 MB, at most 4 by all
+            ranks.
+        ranks: of how many that publish together this is one.
         keep: takes note of files that have become durable, instead of `Upload.keep`.
     """
 
@@ -56,6 +58,7 @@ class Upload:
         op: Operation,
         *,
         scratch: Scratch | None = None,
+        streams: int | None = None,
         ranks: int = 1,
         keep: Callable[[OutFile, Staged], None] | None = None,
     ) -> None:
@@ -63,8 +66,9 @@ class Upload:
         self._outgoing = outgoing
         self._op = op
         self._staging: StagingBranch | None = None
-        streams = max(1, _STREAMS // ranks)
-        self._streams = streams if scratch is None else min(streams, FILES_AT_ONCE)
+        at_once = streams or max(1, _STREAMS // ranks)
+        self._streams = at_once if scratch is None else min(at_once, FILES_AT_ONCE)
+        self._budget_bytes = _COST_BYTES * streams if streams else _STREAM_BYTES + _STREAMS
         stage = partial(to.store.stage, to.revision, create_pr=to.create_pr)
         self._sender = Sender(stage, op, scratch, keep or self.keep)
 
@@ -111,7 +115,7 @@ class Upload:
             [file for file in files if not (file.default and file.path in known.tree)],
             cost=lambda file: min(file.nbytes, _STREAM_BYTES) + 1,
             work=lambda file: self._sender.send(file, known.tree.get(file.path), known.found.get(file.path)),
-            budget_bytes=_BUDGET_BYTES,
+            budget_bytes=self._budget_bytes,
             workers=self._streams,
         )
         return list(results)

@@ -1,6 +1,6 @@
 """A publish from memory against `save_pretrained` + `upload_folder`, to the embedded Hub on the same machine, by turns.
 
-`python tests/bench/bench_publish.py [--root DIR] [--nbytes N] [--pairs N] [--max-shard-size S] [--no-xet]
+`python tests/bench/bench_publish.py [--root DIR] [--nbytes N] [--pairs N] [--max-shard-size S] [--streams N] [--no-xet]
 [--skip-kill]` makes a Llama of random bf16 bits in memory (they do not compress), each time in a new process with an
 empty home and against a new Hub, and prints:
 
@@ -70,7 +70,7 @@ sys.stdin.readline()
 Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
 before, wall, cpu = status("VmRSS"), time.perf_counter(), time.process_time()
 if who == "push_to_hub":
-    hubshard.push_to_hub(model, "org/model", max_shard_size=shard)
+    hubshard.push_to_hub(model, "org/model", max_shard_size=shard, streams=int(sys.argv[6]) or None)
 else:
     model.save_pretrained(scratch, max_shard_size=shard)
     api = HfApi()
@@ -89,6 +89,7 @@ class Bench:
     nbytes: int
     shard: str
     xet: bool
+    streams: int
 
     @contextmanager
     def hub(self) -> Iterator[str]:
@@ -103,7 +104,8 @@ class Bench:
         self, who: str, url: str, home: Path, seed: int, more: Mapping[str, str]
     ) -> Iterator[tuple[subprocess.Popen[str], int]]:
         """A process that has the model in memory, and the model's bytes; it goes on when it is sent a line."""
-        command = [sys.executable, "-c", PROGRAM, who, str(self.nbytes), str(seed), self.shard, str(home / "scratch")]
+        command = [sys.executable, "-c", PROGRAM, who, str(self.nbytes), str(seed), self.shard]
+        command += [str(home / "scratch"), str(self.streams)]
         env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
         env |= {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_TOKEN": "hf_bench", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         env |= dict(more) if self.xet else {"HF_HUB_DISABLE_XET": "1"}
@@ -150,12 +152,13 @@ def main() -> None:
     parser.add_argument("--nbytes", type=int, default=2**30)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--max-shard-size", default="256MB")
+    parser.add_argument("--streams", type=int, default=0, help="of push_to_hub; 0 for its default")
     parser.add_argument("--no-xet", action="store_true")
     parser.add_argument("--skip-kill", action="store_true")
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; shards of {options.max_shard_size}")
     with tempfile.TemporaryDirectory(dir=options.root) as name:
-        bench = Bench(Path(name), options.nbytes, options.max_shard_size, not options.no_xet)
+        bench = Bench(Path(name), options.nbytes, options.max_shard_size, not options.no_xet, options.streams)
         compare(bench, options.pairs)
         if not options.skip_kill:
             for who in (OURS, PEER):
