@@ -1,8 +1,8 @@
 """A publish from memory against `save_pretrained` + `upload_folder`, to the embedded Hub on the same machine, by turns.
 
-`python tests/bench/bench_publish.py [--root DIR] [--nbytes N] [--pairs N] [--max-shard-size S] [--streams N] [--no-xet]
-[--skip-kill]` makes a Llama of random bf16 bits in memory (they do not compress), each time in a new process with an
-empty home and against a new Hub, and prints:
+`python tests/bench/bench_publish.py [--root DIR] [--nbytes N] [--pairs N] [--max-shard-size S] [--streams N]
+[--line MBS] [--no-xet] [--skip-kill]` makes a Llama of random bf16 bits in memory (they do not compress), each time in
+a new process with an empty home and against a new Hub (`--line`: behind a line of so many MB/s), and prints:
 
 - seconds from the call to the commit (imports and making the model left out), and their ratio per pair;
 - extra peak memory: the highest resident size during the call less that before it;
@@ -33,7 +33,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from hubshard.hubserver import running
+from tests.bench.line import line_to
 
 OURS, PEER = "push_to_hub", "save + upload_folder"
 KINDS = ("xet_received", "lfs_received", "regular_received")
@@ -90,6 +92,7 @@ class Bench:
     shard: str
     xet: bool
     streams: int
+    line: float | None
 
     @contextmanager
     def hub(self) -> Iterator[str]:
@@ -153,12 +156,16 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--max-shard-size", default="256MB")
     parser.add_argument("--streams", type=int, default=0, help="of push_to_hub; 0 for its default")
+    parser.add_argument("--line", type=float, help="MB/s in each direction")
     parser.add_argument("--no-xet", action="store_true")
     parser.add_argument("--skip-kill", action="store_true")
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; shards of {options.max_shard_size}")
+    print(f"streams: {options.streams or 'default'}; line: {options.line or 'none'}")
     with tempfile.TemporaryDirectory(dir=options.root) as name:
-        bench = Bench(Path(name), options.nbytes, options.max_shard_size, not options.no_xet, options.streams)
+        bench = Bench(
+            Path(name), options.nbytes, options.max_shard_size, not options.no_xet, options.streams, options.line
+        )
         compare(bench, options.pairs)
         if not options.skip_kill:
             for who in (OURS, PEER):
@@ -180,8 +187,8 @@ def compare(bench: Bench, pairs: int) -> None:
     rows: dict[str, list[list[float]]] = {OURS: [], PEER: []}
     for number in range(pairs):
         for who in (OURS, PEER) if number % 2 else (PEER, OURS):
-            with bench.hub() as url:
-                figures, scratch, total = bench.run(who, url, seed=number)
+            with bench.hub() as url, line_to(url, bench.line and bench.line * 1e6) as at:
+                figures, scratch, total = bench.run(who, at, seed=number)
                 rows[who].append(figures)
                 if number == 0:
                     first = received(url)

@@ -1,10 +1,11 @@
 """A verified pull against the unverified download of huggingface_hub, from one embedded Hub, in turns.
 
-`python tests/bench/bench_pull.py [--root DIR] [--nbytes N] [--pairs N] [--no-xet] [--skip-kill]` makes a repo of four
-shards of random bytes, then lets both fetch it by turns, each time in a new process with an empty cache. Printed:
-seconds from the call to its return (imports left out), seconds of CPU, and peak memory of the process; then the bytes
-that are fetched again after SIGKILL at 60 %: what the Hub sends to the killed run and the next one, less what it sends
-to one that is left alone. `--root` should be a memory disk, so that the disk does not set the pace.
+`python tests/bench/bench_pull.py [--root DIR] [--nbytes N] [--pairs N] [--line MBS] [--no-xet] [--skip-kill]` makes a
+repo of four shards of random bytes, then lets both fetch it by turns, each time in a new process with an empty cache.
+Printed: seconds from the call to its return (imports left out), seconds of CPU, and peak memory of the process; then
+the bytes that are fetched again after SIGKILL at 60 %: what the Hub sends to the killed run and the next one, less what
+it sends to one that is left alone. `--line` puts a line of so many MB/s between client and Hub; without it the two
+cores that both share set the pace. `--root` should be a memory disk, so that the disk does not.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import time
 import urllib.request
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from hubshard.hubserver import running
+from tests.bench.line import line_to
 
 REPO = "org/model"
 KILL_AT = 0.6
@@ -62,6 +65,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path)
     parser.add_argument("--nbytes", type=int, default=2**30)
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--line", type=float, help="MB/s in each direction")
     parser.add_argument("--no-xet", action="store_true")
     parser.add_argument("--skip-kill", action="store_true")
     options = parser.parse_args()
@@ -70,8 +74,9 @@ def main() -> None:
         env = environment(url, folder / "home", xet=not options.no_xet)
         subprocess.run([sys.executable, "-c", PREPARE, folder / "made", str(options.nbytes)], env=env, check=True)
         shutil.rmtree(folder / "made")
-        print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-        report(compare(folder, env, options.pairs), options.nbytes)
+        print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; line: {options.line or 'none'}")
+        with line_to(url, options.line and options.line * 1e6) as at:
+            report(compare(folder, env | {"HF_ENDPOINT": at}, options.pairs), options.nbytes)
         for who in () if options.skip_kill else CALLS:
             again = fetched_again(who, folder / "killed", env, url, options.nbytes)
             print(f"{who:18} fetched again after SIGKILL at 60 %: {again / 1e6:.1f} MB")
