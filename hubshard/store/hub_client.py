@@ -25,6 +25,7 @@ function that is asked before each request."""
 T = TypeVar("T")
 
 _AUTHORIZATION = re.compile(r"Bearer [!-~]+")
+_answered: set[tuple[str, str, int | None]] = set()  # servers that this process has had an answer from
 _URL_PREFIXES = {"model": "", "dataset": "datasets/", "space": "spaces/"}
 
 
@@ -132,7 +133,7 @@ class HubClient:
         """
         timeout = httpx.Timeout(timeout_seconds or 2 * self.patience.stall_seconds, connect=20.0)
         attempt = partial(self._attempt, method, url, what, needs, headers, timeout=timeout, auth=auth, **body)
-        return self.patience.insist(attempt, what, retry=retry)
+        return self.patience.insist(attempt, what, retry=retry, is_known=_origin(url) in _answered)
 
     def _attempt(
         self, method: str, url: str, what: str, needs: str, headers: Mapping[str, str] | None, *, auth: bool, **how: Any
@@ -140,6 +141,7 @@ class HubClient:
         sent = {**(self.headers_for(url) if auth else {}), **(headers or {})}
         with translated(what, self.repo, needs=needs):
             response: httpx.Response = get_session().request(method, url, headers=sent, follow_redirects=auth, **how)
+            _answered.add(_origin(url))
             hf_raise_for_status(response)
         return response
 

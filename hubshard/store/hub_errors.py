@@ -22,6 +22,7 @@ from huggingface_hub.utils import httpx, parse_ratelimit_headers
 
 from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError, StoreError
 from hubshard.store.commit import BusyError
+from hubshard.store.patience import NoConnectionError
 
 __all__ = [
     "from_http",
@@ -49,6 +50,12 @@ def translated(what: str, repo: str, *, needs: str = "read") -> Iterator[None]:
         yield
     except HfHubHTTPError as error:
         raise from_http(error, what, repo, needs=needs) from error
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise NoConnectionError(
+            f"{repo}: cannot {what}: no connection to {_server_of(error)}: {error or 'it takes too long'}",
+            hint="is there a network? does HF_ENDPOINT name a Hub?",
+            retryable=True,
+        ) from error
     except httpx.HTTPError as error:
         raise StoreError(
             f"{repo}: cannot {what}: {error or type(error).__name__}",
@@ -125,6 +132,14 @@ def _refused(error: HfHubHTTPError, what: str, repo: str, *, needs: str) -> Stor
     token = f"the token must have {needs} access to {repo}" if sent else "there is no token"
     message = f"{repo}: not allowed to {what}: {token}; the server says: {_words(error)}{_skew(error)}"
     return StoreError(message, hint=f"log in with `hf auth login`, or pass a token with {needs} access to {repo}")
+
+
+def _server_of(error: httpx.RequestError) -> str:
+    """The server that a request went to, without path and query: a signed URL is a secret."""
+    try:
+        return f"{error.request.url.scheme}://{error.request.url.netloc.decode()}"
+    except RuntimeError:  # the error was made without a request
+        return "the Hub"
 
 
 def _words(error: HfHubHTTPError) -> str:

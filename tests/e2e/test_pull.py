@@ -158,12 +158,12 @@ def test_with_the_server_gone_what_is_complete_is_used_and_what_is_not_is_refuse
     snapshot = pull(hub, cache_dir=tmp_path / "cache")
     hub.stop()
     events: list[Event] = []
-    again = pull(hub, cache_dir=tmp_path / "cache", on_event=events.append)
+    again = pull(hub, cache_dir=tmp_path / "cache", max_retries=1, on_event=events.append)
     assert again == snapshot
     assert any(event.kind == "warning" and str(snapshot) in event.detail for event in events)
     (snapshot / "config.json").resolve().write_text("{}")
     with pytest.raises(IncompleteError, match=r"config\.json"):
-        pull(hub, cache_dir=tmp_path / "cache")
+        pull(hub, cache_dir=tmp_path / "cache", max_retries=0)
 
 
 def test_an_empty_directory_name_is_not_the_current_one(hub: Hub) -> None:
