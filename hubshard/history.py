@@ -5,13 +5,14 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
-from hubshard.errors import FormatError, NotFoundError
+from hubshard.errors import NotFoundError
 from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.protocols import Entry, Revision, Staged
 from hubshard.store.commit import check_head
 from hubshard.store.hub import HubStore
 from hubshard.store.hub_client import Token
 from hubshard.store.patience import Patience
+from hubshard.target import check_revision, check_text
 
 __all__ = ["RolledBack", "rollback"]
 
@@ -68,6 +69,8 @@ def rollback(
         ConflictError: the branch moved meanwhile, or is not at `expected_head`.
         StoreError: a large file of that revision was deleted for good; nothing was changed.
     """
+    if message is not None:
+        check_text(message, "the message")
     with operation("rollback", repo_id, on_event) as op:
         store = HubStore(repo_id, token=token, endpoint=endpoint, patience=Patience(on_retry=op.retry))
         head, goal = _revision(store, revision), _revision(store, to)
@@ -98,8 +101,7 @@ def rollback(
 
 
 def _revision(store: HubStore, name: str) -> Revision:
-    if not name.strip():
-        raise FormatError("an empty text is no revision", hint="name a branch, a tag or a commit")
+    check_revision(name)
     found = store.head(name)
     if found is None:
         raise NotFoundError(f"{store.repo_id} has no revision {name!r}", hint="see its branches, tags and commits")

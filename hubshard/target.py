@@ -11,7 +11,16 @@ from urllib.parse import urlsplit
 from hubshard.errors import FormatError
 from hubshard.messages import brief
 
-__all__ = ["RepoTarget", "check_endpoint", "check_ref_name", "check_repo_id", "parse_target"]
+__all__ = [
+    "RepoTarget",
+    "check_endpoint",
+    "check_ref_name",
+    "check_repo_id",
+    "check_revision",
+    "check_text",
+    "parse_repo",
+    "parse_target",
+]
 
 _SCHEME = "hf://"
 _NAME = r"\w(?:[\w.-]{0,94}\w)?"
@@ -35,6 +44,16 @@ class RepoTarget:
     repo_id: str
     revision: str | None = None
 
+    def asked_for(self, revision: str | None) -> str | None:
+        """The revision that is named here or besides; None where none is.
+
+        Raises:
+            FormatError: two are, and they differ, or an empty one.
+        """
+        if check_revision(revision) and self.revision and revision != self.revision:
+            raise FormatError(f"two revisions are asked for, {self.revision!r} and {revision!r}", hint="leave one out")
+        return revision or self.revision
+
 
 def parse_target(text: str | Path) -> Path | RepoTarget:
     """Tell a path from a repo: `path`, `org/name[@revision]` or `hf://org/name[@revision]`; an existing path wins.
@@ -51,12 +70,21 @@ def parse_target(text: str | Path) -> Path | RepoTarget:
     explicit = text.startswith(_SCHEME)
     if not explicit and (_can_only_be_path(text) or os.path.exists(text)):  # noqa: PTH110 - False where Path.exists raises
         return _expanded(text)
-    repo_id, at, revision = text.removeprefix(_SCHEME).partition("@")
-    if not explicit and "/" not in repo_id:
+    if not explicit and "/" not in text.partition("@")[0]:
         raise FormatError(
             f"{text!r} is no existing path, and no repo id such as org/name",
             hint=f"a new folder is written ./{text}",
         )
+    return parse_repo(text)
+
+
+def parse_repo(text: str) -> RepoTarget:
+    """A repo where no path can be meant: `org/name[@revision]`, with or without `hf://`; or "name".
+
+    Raises:
+        FormatError: no valid repo id, or nothing after the "@".
+    """
+    repo_id, at, revision = text.removeprefix(_SCHEME).partition("@")
     if at and not (revision and revision.isprintable() and " " not in revision):
         raise FormatError(f"{text!r} names no revision after the '@'", hint="write it as org/name@revision")
     return RepoTarget(check_repo_id(repo_id), revision or None)
@@ -89,6 +117,34 @@ def check_ref_name(name: str, kind: str) -> str:
             hint="write it as v1.0 or team/run-3: no spaces, '..' or '~^:?*[\\'",
         )
     return name
+
+
+def check_revision(name: str | None) -> str | None:
+    """`name` itself; None stands for the usual one, an empty text for a variable that was not set.
+
+    Raises:
+        FormatError: it is empty.
+    """
+    if name is not None and not name.strip():
+        raise FormatError("an empty text is no revision", hint="name a branch, a tag or a commit, or leave it out")
+    return name
+
+
+def check_text(text: str, what: str) -> str:
+    """`text` itself, when it can be sent.
+
+    Args:
+        text: given by people.
+        what: it is, for the message.
+
+    Raises:
+        FormatError: it came as bytes that are no text.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise FormatError(f"{what} {brief(text)} holds bytes that are no text", hint="give it in UTF-8") from error
+    return text
 
 
 def check_repo_id(repo_id: str) -> str:

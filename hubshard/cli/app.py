@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import logging
 import os
 import sys
@@ -14,6 +16,7 @@ import typer
 from hubshard import __version__
 from hubshard.cli.check import diff, verify
 from hubshard.cli.demo.command import demo
+from hubshard.cli.failing import hint_of, message_of
 from hubshard.cli.hub import hub
 from hubshard.cli.inspect import inspect
 from hubshard.cli.promote import promote
@@ -73,15 +76,13 @@ def main() -> None:
     logging.getLogger("hubshard").addHandler(logging.NullHandler())  # events say it already
     try:
         app()
-    except HubshardError as error:
-        _fail(str(error), error.hint)
+    except (HubshardError, OSError) as error:
+        _fail(message_of(error), hint_of(error))
     except ImportError as error:
         package = (error.name or "").split(".")[0]
         if not package or package == "hubshard":
             raise
         _fail(f"this needs the package {package}", f'pip install "hubshard[{_EXTRAS.get(package, "hub")}]"')
-    except OSError as error:
-        _fail(str(error), None)
     except MemoryError:
         _fail("out of memory", "give it more, or see what limits it: `ulimit -v`, a container's limit")
     except RuntimeError as error:
@@ -95,6 +96,10 @@ def _open_standard_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - to the end of the process
+    # what the terminal or the file cannot show is written as an escape; a path that is no text goes out as it came in
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        is_utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
 
 
 def _fail(message: str, hint: str | None) -> NoReturn:

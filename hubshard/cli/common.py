@@ -31,6 +31,8 @@ __all__ = [
     "StallSeconds",
     "Token",
     "Variant",
+    "a_directory",
+    "a_path",
     "echo_json",
     "give_up",
     "interruptible",
@@ -46,6 +48,21 @@ class Kind(str, Enum):
     model = "model"
 
 
+def a_path(text: str) -> Path:
+    """A path that an option takes; an empty text, as of a variable that is not set, would be the current directory."""
+    if not text.strip():
+        raise typer.BadParameter("an empty text is no path: is a variable not set?")
+    return Path(text)
+
+
+def a_directory(text: str) -> Path:
+    """The path of a directory, which may be missing."""
+    path = a_path(text)
+    if path.exists() and not path.is_dir():
+        raise typer.BadParameter(f"{text!r} is a file, not a directory")
+    return path
+
+
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit; main where it is not given.")]
 Variant = Annotated[str | None, typer.Option(help="As in model.fp16.safetensors.")]
 ExpectedHead = Annotated[str | None, typer.Option(help="Refuse unless the branch is at this commit.")]
@@ -53,7 +70,10 @@ Token = Annotated[str | None, typer.Option(help="A User Access Token; otherwise 
 RepoType = Annotated[Kind, typer.Option("--repo-type", help="Models only; taken for likeness to `hf`.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; stdout has the result only.")]
-Events = Annotated[Path | None, typer.Option("--events", metavar="FILE", help="Append each event as a line of JSON.")]
+Events = Annotated[
+    Path | None,
+    typer.Option("--events", parser=a_path, metavar="FILE", help="Append each event as a line of JSON."),
+]
 
 MaxRetries = Annotated[
     int | None, typer.Option(help="Give up, with exit status 3, after more retries than this in all.", min=0)

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from hubshard.cli.common import Json, echo_json, interruptible
+from hubshard.cli.common import Json, a_directory, echo_json, interruptible
 from hubshard.sizes import format_size
 
 __all__ = ["hub"]
 
 hub = typer.Typer(help="A Hub of your own: set HF_ENDPOINT to its URL.", no_args_is_help=True, rich_markup_mode=None)
 
-Root = Annotated[Path, typer.Option(help="The directory that holds everything.", file_okay=False)]
+Root = Annotated[Path, typer.Option(parser=a_directory, metavar="DIR", help="The directory that holds everything.")]
 
 
 @hub.command()

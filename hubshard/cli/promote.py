@@ -17,6 +17,7 @@ from hubshard.cli.common import (
     StallSeconds,
     Token,
     Variant,
+    a_directory,
     echo_json,
     interruptible,
     limits_of,
@@ -55,7 +56,9 @@ def promote(
     part: Annotated[str, typer.Option(help='Key of the saved state: model, ema, ...; "" for all tensors.')] = "model",
     branch: Annotated[str, typer.Option(help="Branch that holds the steps.")] = "resume",
     resume_repo: Annotated[str | None, typer.Option(help="The repo that holds them, if it is another one.")] = None,
-    local_dir: Annotated[Path | None, typer.Option(help="Read steps from this directory instead.")] = None,
+    local_dir: Annotated[
+        Path | None, typer.Option(parser=a_directory, metavar="DIR", help="Read steps from this directory instead.")
+    ] = None,
     revision: Branch = "main",
     max_shard_size: MaxShardSize = "5GB",
     variant: Variant = None,
@@ -69,7 +72,11 @@ def promote(
     staging: StagingOption = Staging.branch,
     scratch: Annotated[
         Path | None,
-        typer.Option(help="A directory for at most two shards at a time; saves a second download of the step."),
+        typer.Option(
+            parser=a_directory,
+            metavar="DIR",
+            help="A directory for at most two shards at a time; saves a second download of the step.",
+        ),
     ] = None,
     streams: Streams = None,
     max_retries: MaxRetries = None,

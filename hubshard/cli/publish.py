@@ -19,6 +19,7 @@ from hubshard.cli.common import (
     StallSeconds,
     Token,
     Variant,
+    a_directory,
     echo_json,
     interruptible,
     limits_of,
@@ -73,7 +74,11 @@ def publish(
     ] = "256MB",
     scratch: Annotated[
         Path | None,
-        typer.Option(help="A directory for at most two shards at a time; for slow sources where Xet is off."),
+        typer.Option(
+            parser=a_directory,
+            metavar="DIR",
+            help="A directory for at most two shards at a time; for slow sources where Xet is off.",
+        ),
     ] = None,
     streams: Streams = None,
     max_retries: MaxRetries = None,

@@ -19,10 +19,12 @@ from hubshard.cli.common import (
     StallSeconds,
     Token,
     Variant,
+    a_directory,
     echo_json,
     interruptible,
     limits_of,
 )
+from hubshard.target import parse_repo
 
 __all__ = ["pull"]
 
@@ -35,8 +37,13 @@ def pull(
     repo: Annotated[str, typer.Argument(help="org/name[@revision]")],
     *,
     revision: Revision = None,
-    local_dir: Annotated[Path | None, typer.Option(help="A directory; the Hugging Face cache by default.")] = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="Another cache than that of HF_HOME.")] = None,
+    local_dir: Annotated[
+        Path | None,
+        typer.Option(parser=a_directory, metavar="DIR", help="A directory; the Hugging Face cache by default."),
+    ] = None,
+    cache_dir: Annotated[
+        Path | None, typer.Option(parser=a_directory, metavar="DIR", help="Another cache than that of HF_HOME.")
+    ] = None,
     variant: Variant = None,
     include: Annotated[list[str] | None, typer.Option(help="Patterns of files that replace the usual choice.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Patterns of files to leave.")] = None,
@@ -53,15 +60,16 @@ def pull(
     from hubshard.cli.progress import print_totals, reporting, totals_of, totals_record
     from hubshard.fetch import pull as fetch
 
-    repo_id, _, at = repo.removeprefix("hf://").partition("@")
+    target = parse_repo(repo)
+    revision = target.asked_for(revision)
     limits = limits_of(max_retries, stall_seconds, min_rate)
     with (
         reporting(quiet=quiet, events=events, limits=limits, note=_NOTE) as then,
         totals_of(then) as (on_event, totals),
     ):
         path = fetch(
-            repo_id,
-            revision=revision or at or None,
+            target.repo_id,
+            revision=revision,
             local_dir=local_dir,
             variant=variant,
             include=include,

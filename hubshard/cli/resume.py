@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hubshard.cli.common import Events, Json, Quiet, Token, echo_json, interruptible
+from hubshard.cli.common import Events, Json, Quiet, Token, a_directory, echo_json, interruptible
 from hubshard.cli.resume_advise import advise
 from hubshard.errors import FormatError
 from hubshard.events import OnEvent, ignore
 from hubshard.sizes import format_size
+from hubshard.target import check_revision, parse_repo
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -45,10 +46,10 @@ def branch_of(repo: str, branch: str | None, token: str | None, on_event: OnEven
     """
     from hubshard.steps.branch import StepBranch
 
-    repo_id, _, at = repo.removeprefix("hf://").partition("@")
-    if branch and at and branch != at:
-        raise FormatError(f"two branches are named, {branch!r} and {at!r}", hint="leave one out")
-    return StepBranch(repo_id, branch or at or "resume", token=token, on_event=on_event)
+    target = parse_repo(repo)
+    if check_revision(branch) and target.revision and branch != target.revision:
+        raise FormatError(f"two branches are named, {branch!r} and {target.revision!r}", hint="leave one out")
+    return StepBranch(target.repo_id, branch or target.revision or "resume", token=token, on_event=on_event)
 
 
 @resume.command("list")
@@ -147,7 +148,9 @@ _PULL_NOTE = "what has arrived is kept; run the same command again, it goes on f
 def pull(
     repo: Repo,
     *,
-    local_dir: Annotated[Path, typer.Option(help="A directory that holds a directory per step.")],
+    local_dir: Annotated[
+        Path, typer.Option(parser=a_directory, metavar="DIR", help="A directory that holds a directory per step.")
+    ],
     step: Number = None,
     branch: Branch = None,
     token: Token = None,

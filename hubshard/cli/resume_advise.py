@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hubshard.cli.common import Json, Token, echo_json, interruptible
+from hubshard.cli.common import Json, Token, a_path, echo_json, interruptible
 from hubshard.errors import FormatError, StoreError
 from hubshard.steps.intervals import Advice, IntervalCost, format_seconds, seconds_of
 from hubshard.steps.intervals import advise as find
@@ -41,7 +41,9 @@ def advise(
     repo: Annotated[
         str | None, typer.Option(help="org/name[@branch]: take the time of a step from when its steps were saved.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with a chart as well.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(parser=a_path, metavar="FILE", help="Write a page with a chart as well.")
+    ] = None,
     token: Token = None,
     as_json: Json = False,
 ) -> None:

@@ -18,7 +18,7 @@ from hubshard.index import check_variant
 from hubshard.store.hub import HubStore
 from hubshard.store.hub_client import Token
 from hubshard.store.patience import Patience
-from hubshard.target import check_repo_id
+from hubshard.target import check_repo_id, check_revision
 
 __all__ = ["pull"]
 
@@ -79,6 +79,7 @@ def pull(
     """
     check_repo_id(repo_id)
     check_variant(variant)
+    check_revision(revision)
     if workers < 1 or max_retries < 0:
         raise FormatError(f"workers={workers}, max_retries={max_retries}: at least one thread, and no negative number")
     with operation("pull", repo_id, on_event) as op:

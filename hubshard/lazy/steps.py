@@ -55,16 +55,14 @@ def open_step_checkpoint(
         raise FormatError(f"a {type(source).__name__} holds no steps", hint="give a folder of steps, or org/name")
     target = parse_target(source if isinstance(source, str) else Path(source))
     if not isinstance(target, RepoTarget):
-        if revision:
+        if revision is not None:
             raise FormatError(f"{target} is a path, which has no revision {revision!r}", hint="leave revision out")
         opened = open_step(None, step=number, branch="", local_dir=target)
         return checkpoint_of_step(opened, part, folder=subfolder, root=target)
-    if revision and target.revision and revision != target.revision:
-        raise FormatError(f"two revisions are asked for, {target.revision!r} and {revision!r}", hint="leave one out")
+    branch = target.asked_for(revision) or "resume"
     from hubshard.store.hub import HubStore  # noqa: PLC0415  # the client is slow to import
 
     store = HubStore(target.repo_id, token=token, endpoint=endpoint, patience=Patience(on_retry=on_retry))
-    branch = revision or target.revision or "resume"
     opened = open_step(store, step=number, branch=branch, where=target.repo_id)
     return checkpoint_of_step(opened, part, folder=subfolder, store=store, at=store.head("main"))
 

@@ -14,7 +14,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 from hubshard.errors import FormatError
 from hubshard.store.hub_errors import translated, understood
 from hubshard.store.patience import Patience
-from hubshard.target import check_endpoint, check_repo_id
+from hubshard.target import check_endpoint, check_repo_id, check_text
 
 __all__ = ["HubClient", "Token", "quoted", "without_token"]
 
@@ -180,4 +180,4 @@ def _origin(url: str) -> tuple[str, str, int | None]:
 
 def quoted(part: str) -> str:
     """A part of a URL path, slashes and all."""
-    return quote(part, safe="")
+    return quote(check_text(part, "the name"), safe="")

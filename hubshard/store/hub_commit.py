@@ -11,6 +11,7 @@ from hubshard.protocols import Staged
 from hubshard.store.commit import Made, publish_id_in, with_publish_id
 from hubshard.store.hub_client import HubClient
 from hubshard.store.paths import check_path
+from hubshard.target import check_text
 
 __all__ = ["check_changes", "commit_body", "history_of", "made_of", "send_commit"]
 
@@ -37,7 +38,7 @@ def commit_body(
     *, parent: str, add: Sequence[Staged], remove: Sequence[str], message: str, publish_id: str
 ) -> Iterator[bytes]:
     """The lines of the request: newline-delimited JSON, header first, as huggingface_hub 2.4 sends them."""
-    title, _, description = message.strip().partition("\n")
+    title, _, description = check_text(message, "the message").strip().partition("\n")
     header = {"summary": title, "description": with_publish_id(description, publish_id), "parentCommit": parent}
     yield _line("header", header)
     for path in remove:

@@ -74,7 +74,7 @@ def open_target(
     parsed = parse_target(target if isinstance(target, str) else Path(target))
     if isinstance(parsed, RepoTarget):
         return open_repo(parsed, revision=revision, token=token, endpoint=endpoint, patience=patience)
-    if revision:
+    if revision is not None:
         raise FormatError(f"{parsed} is a path, which has no revision {revision!r}", hint="leave revision out")
     return open_path(parsed)
 
@@ -112,9 +112,7 @@ def open_repo(
     """
     from hubshard.store.hub import HubStore  # noqa: PLC0415  # the client is slow to import
 
-    if revision and target.revision and revision != target.revision:
-        raise FormatError(f"two revisions are asked for, {target.revision!r} and {revision!r}", hint="leave one out")
-    branch = revision or target.revision or "main"
+    branch = target.asked_for(revision) or "main"
     store = HubStore(target.repo_id, token=token, endpoint=endpoint, patience=patience)
     at = store.head(branch)
     if at is None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hubshard.cli.common import interruptible
+from hubshard.cli.common import a_directory, interruptible
 from hubshard.errors import FormatError
 
 __all__ = ["demo"]
@@ -18,9 +18,12 @@ __all__ = ["demo"]
 def demo(
     *,
     model: Annotated[
-        Path | None, typer.Option(help="Your own directory of safetensors.", exists=True, file_okay=False)
+        Path | None, typer.Option(parser=a_directory, metavar="DIR", help="Your own directory of safetensors.")
     ] = None,
-    keep: Annotated[Path | None, typer.Option(help="Leave the model and the Hub in this new directory.")] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(parser=a_directory, metavar="DIR", help="Leave the model and the Hub in this new directory."),
+    ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Random weights; nothing is downloaded.")] = False,
     max_shard_size: Annotated[str, typer.Option(help="Bound per shard.")] = "10MB",
 ) -> None:
@@ -30,6 +33,8 @@ def demo(
     """
     from hubshard.cli.demo.run import run_demo
 
+    if model is not None and not model.exists():
+        raise typer.BadParameter(f"{str(model)!r} does not exist", param_hint="--model")
     if keep is not None:
         if keep.exists() and any(keep.iterdir()):
             raise FormatError(f"{keep} is not empty", hint="name a new directory for --keep")
