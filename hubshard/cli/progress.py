@@ -25,6 +25,7 @@ from rich.progress import (
 )
 
 from hubshard.cli.common import give_up
+from hubshard.cli.log_lines import LogLines, is_wanted
 from hubshard.cli.tables import print_table
 from hubshard.errors import StoreError
 from hubshard.events import Event, OnEvent, Totals
@@ -42,7 +43,8 @@ _UNSAID = {"read", "hashed", "end", "error"}
 def reporting(*, quiet: bool, events: Path | None, limits: Limits | None = None, note: str = "") -> Iterator[OnEvent]:
     """An `OnEvent` that draws on stderr, when that is a terminal, and appends JSON lines to `events`.
 
-    Warnings and retries are said in any case, one line each.
+    Warnings and retries are said in any case, one line each. In a job of GitHub Actions a line every half minute says
+    how far it is.
 
     Args:
         quiet: draw nothing.
@@ -58,7 +60,8 @@ def reporting(*, quiet: bool, events: Path | None, limits: Limits | None = None,
         if record is not None:
             stack.callback(_close, record)
         bar = _Bar(stack.enter_context(_progress())) if _wants_bar(quiet=quiet) else None
-        on_event: OnEvent = _Reporter(bar, record).on_event
+        lines = None if bar is not None or quiet or not is_wanted() else stack.enter_context(LogLines(_say))
+        on_event: OnEvent = _Reporter(bar, record, lines).on_event
         if limits is not None:
             on_event = stack.enter_context(Watch(limits, on_event, on_break=lambda error: give_up(error, note)))
         yield on_event
@@ -134,8 +137,9 @@ def _progress() -> Progress:
 
 
 class _Reporter:
-    def __init__(self, bar: _Bar | None, record: TextIO | None) -> None:
+    def __init__(self, bar: _Bar | None, record: TextIO | None, lines: LogLines | None) -> None:
         self._bar = bar
+        self._lines = lines
         self._record = record
         self._lock = threading.Lock()
 
@@ -143,6 +147,8 @@ class _Reporter:
         with self._lock:
             if self._record is not None:
                 self._write(self._record, event)
+            if self._lines is not None:
+                self._lines.take_in(event)
             if self._bar is not None:
                 self._bar.show(event)
             elif event.kind in {"warning", "retry"}:

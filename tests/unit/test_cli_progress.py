@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
+import typer
 
+from hubshard.cli.log_lines import LogLines
 from hubshard.cli.progress import reporting
 from hubshard.events import Event
 
@@ -52,6 +56,45 @@ def test_where_stderr_is_no_terminal_only_warnings_are_said(capsys: pytest.Captu
     captured = capsys.readouterr()
     assert captured.err == "Warning: w is larger than the bound\n"
     assert captured.out == ""
+
+
+def test_a_log_line_says_how_far_it_is_and_how_fast_since_the_last_one() -> None:
+    now = [0.0]
+    lines = LogLines(lambda _: None, clock=lambda: now[0])
+    assert lines.line() is None, "nothing is under way"
+    lines.take_in(Event("publish", "start", "org/name", 4_000_000_000))
+    lines.take_in(Event("publish", "hashed", "a", 600_000_000))
+    now[0] = 30.0
+    assert lines.line() == "publish: 0 B of 4.00 GB, 0 B/s, 20.00 MB/s read"
+    lines.take_in(Event("publish", "skipped", "a", 1_000_000_000))
+    lines.take_in(Event("publish", "sent", "b", 500_000_000))
+    now[0] = 60.0
+    assert lines.line() == "publish: 1.50 GB of 4.00 GB, 50.00 MB/s"
+    lines.take_in(Event("publish", "sent", "c", 2_500_000_000))
+    assert lines.line() == "publish: 4.00 GB of 4.00 GB, waiting for the Hub"
+    lines.take_in(Event("publish", "end", "org/name"))
+    assert lines.line() is None
+
+
+@pytest.mark.parametrize(
+    ("job", "quiet", "is_said"), [("true", False, True), ("true", True, False), ("", False, False)]
+)
+def test_a_job_of_github_says_how_far_it_is_and_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], job: str, quiet: bool, is_said: bool
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", job)
+    said = threading.Event()
+    monkeypatch.setattr("hubshard.cli.progress.LogLines", partial(LogLines, every_seconds=0.01))
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+        said.set()
+
+    monkeypatch.setattr("hubshard.cli.progress._say", say)
+    with reporting(quiet=quiet, events=None) as on_event:
+        on_event(Event("publish", "start", "org/name", 100))
+        assert said.wait(10 if is_said else 0.1) is is_said
+    assert capsys.readouterr().err.startswith("publish: 0 B of 100 B") is is_said
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
