@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeGuard
 
@@ -18,15 +18,14 @@ from hubshard.errors import FormatError
 from hubshard.protocols import Buffer
 from hubshard.resume.dcp.planners import SavePlanner
 from hubshard.resume.dcp.torch_items import part_to_write
+from hubshard.resume.saves.plans import RankPlan
 from hubshard.sources.torch_value import TorchValue, torch_problem
 from hubshard.steps.canonical import encode
-from hubshard.steps.parts import Part, PlannedFile, block_bytes_for, plan_files
-from hubshard.steps.step import TreePath
+from hubshard.steps.parts import Part
 from hubshard.tensors import Box
 
-__all__ = ["LiveState", "RankPlan", "Snapshot", "SnapshotBuffer", "is_stateful", "plan_together", "tree_of"]
+__all__ = ["LiveState", "Snapshot", "SnapshotBuffer", "is_stateful", "tree_of"]
 
-_ALIGNMENT = 64
 _JOB_BYTES = 32 * 2**20
 
 
@@ -107,72 +106,6 @@ def _shape_of(value: Any) -> object:
     return None
 
 
-@dataclass(frozen=True)
-class RankPlan:
-    """What a rank is to write in each save, as long as the layout of the state stays.
-
-    Attributes:
-        items: those of DCP, of tensors.
-        scalars: names of what is no tensor.
-        paths: of everything in the nested state; on rank 0 alone.
-        block_bytes: that one hash covers.
-    """
-
-    items: Sequence[WriteItem]
-    scalars: Sequence[str]
-    paths: Mapping[str, TreePath]
-    block_bytes: int
-
-    @cached_property
-    def parts(self) -> Sequence[Part]:
-        """The boxes of the items, in the same order."""
-        return [part_to_write(item) for item in self.items]
-
-    @cached_property
-    def starts(self) -> Sequence[int]:
-        """Where each part begins in a buffer (bytes), and where the last ends."""
-        found = [0]
-        for part in self.parts:
-            found.append(found[-1] + -(-part.nbytes // _ALIGNMENT) * _ALIGNMENT)
-        return found
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the buffer that takes them."""
-        return self.starts[-1]
-
-    def files(self, max_file_bytes: int) -> Sequence[PlannedFile]:
-        """The files that this rank writes."""
-        return plan_files(self.parts, max_file_bytes=max_file_bytes)
-
-
-def plan_together(plans: Sequence[SavePlan]) -> list[RankPlan]:
-    """The plan of each rank out of what each could save: every tensor and every value is saved once.
-
-    Raises:
-        FormatError: the ranks hold no whole state together, or differ in it.
-    """
-    try:
-        shares, metadata = SavePlanner().create_global_plan(list(plans))
-    except (ValueError, AssertionError) as error:
-        raise FormatError(
-            f"the state of the ranks is not one whole: {error}",
-            hint="what differs from rank to rank needs a name of its own on each",
-        ) from error
-    tensors = [[item for item in share.items if item.type != WriteItemType.BYTE_IO] for share in shares]
-    total_bytes = sum(part_to_write(item).nbytes for items in tensors for item in items)
-    paths = {name: tuple(path) for name, path in (metadata.planner_data or {}).items()}
-    return [
-        RankPlan(
-            items=items,
-            scalars=[item.index.fqn for item in share.items if item.type == WriteItemType.BYTE_IO],
-            paths={} if rank else paths,
-            block_bytes=block_bytes_for(total_bytes),
-        )
-        for rank, (share, items) in enumerate(zip(shares, tensors, strict=True))
-    ]
-
-
 class SnapshotBuffer:
     """Memory for one snapshot: page-locked where tensors come from a GPU, kept from save to save."""
 
@@ -180,13 +113,15 @@ class SnapshotBuffer:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._plan: RankPlan | None = None
         self._views: Sequence[torch.Tensor] = ()
+        self._targets: Sequence[Any] = ()
+        self._threads = ThreadPoolExecutor(max(1, torch.get_num_threads() - 1), thread_name_prefix="hubshard-copy")
 
     def take(self, live: LiveState, plan: RankPlan) -> Snapshot:
         """Copy what the plan says. What was taken before is gone."""
         sources = [live.tensor(item, part) for item, part in zip(plan.items, plan.parts, strict=True)]
         if plan is not self._plan:
             self._fit(plan, sources)
-        _copy_all(list(zip(self._views, sources, strict=True)))
+        self._copy(sources)
         for device in {source.device for source in sources if source.is_cuda}:
             torch.cuda.synchronize(device)
         scalars = {name: live.scalars[name] for name in plan.scalars}
@@ -195,42 +130,54 @@ class SnapshotBuffer:
     def _fit(self, plan: RankPlan, sources: Sequence[torch.Tensor]) -> None:
         pin = any(source.is_cuda for source in sources)
         if plan.nbytes != self._memory.nbytes or pin != self._memory.is_pinned():
-            self._views, self._memory = (), torch.empty(0, dtype=torch.uint8)  # the old goes before the new comes
+            # the old goes before the new comes
+            self._views, self._targets, self._memory = (), (), torch.empty(0, dtype=torch.uint8)
             self._memory = torch.empty(plan.nbytes, dtype=torch.uint8, pin_memory=pin)
         self._views = [
             self._memory[start : start + source.nbytes].view(source.dtype).view(source.shape)
             for start, source in zip(plan.starts, sources, strict=False)
         ]
+        self._targets = [_bytes_of(view).numpy() for view in self._views]
         self._plan = plan
 
+    def _copy(self, sources: Sequence[torch.Tensor]) -> None:
+        """Copy tensors; those of the CPU by several threads that meet once, and not at each of them."""
+        plain = []
+        for into, target, source in zip(self._views, self._targets, sources, strict=True):
+            if source.device.type == "cpu" and _is_plain(source):
+                plain.append((target, _bytes_of(source).numpy()))
+            else:
+                _copy(into, source)
+        jobs = deque(_jobs(plain))
+        others = [self._threads.submit(_do_all, jobs) for _ in range(min(torch.get_num_threads(), len(jobs)) - 1)]
+        _do_all(jobs)
+        for other in others:
+            other.result()
 
-def _copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy tensors; those of the CPU by several threads that meet once, and not at each of them."""
-    jobs: list[list[tuple[Any, Any]]] = [[]]
+
+def _jobs(pairs: Sequence[tuple[Any, Any]]) -> Iterator[list[tuple[Any, Any]]]:
+    """Arrays of bytes to copy, into and from, in portions of about the same size."""
+    job: list[tuple[Any, Any]] = []
     room = _JOB_BYTES
-    for into, source in pairs:
-        if source.device.type != "cpu" or not _is_plain(source):
-            _copy(into, source)
-            continue
-        target, data = _bytes_of(into).numpy(), _bytes_of(source).numpy()
+    for target, data in pairs:
         for start in range(0, data.nbytes, _JOB_BYTES):
+            job.append((target[start : start + _JOB_BYTES], data[start : start + _JOB_BYTES]))
+            room -= job[-1][0].nbytes
             if room <= 0:
-                jobs.append([])
-                room = _JOB_BYTES
-            jobs[-1].append((target[start : start + _JOB_BYTES], data[start : start + _JOB_BYTES]))
-            room -= min(_JOB_BYTES, data.nbytes - start)
-    threads = min(torch.get_num_threads(), len(jobs))
-    if threads == 1:
-        for job in jobs:
-            _do(job)
-        return
-    with ThreadPoolExecutor(threads, thread_name_prefix="hubshard-copy") as pool:
-        list(pool.map(_do, jobs))
+                yield job
+                job, room = [], _JOB_BYTES
+    if job:
+        yield job
 
 
-def _do(job: Sequence[tuple[Any, Any]]) -> None:
-    for target, data in job:
-        np.copyto(target, data)  # other threads go on meanwhile
+def _do_all(jobs: deque[list[tuple[Any, Any]]]) -> None:
+    while True:
+        try:
+            job = jobs.popleft()
+        except IndexError:
+            return
+        for target, data in job:
+            np.copyto(target, data)  # other threads go on meanwhile
 
 
 def _is_plain(source: torch.Tensor) -> bool:
