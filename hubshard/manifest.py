@@ -12,7 +12,7 @@ from functools import cached_property
 
 from hubshard.errors import FormatError, IntegrityError
 from hubshard.header import Header, aliases_in
-from hubshard.index import check_case, check_path
+from hubshard.paths import check_case, check_plain_path
 from hubshard.tensors import Box, TensorSpec
 
 __all__ = ["BLOCK_BYTES", "Extent", "FileDigest", "Manifest", "Piece", "manifest_of_headers"]
@@ -95,10 +95,10 @@ class Manifest:
         """Check that the pieces tile every tensor exactly and lie within their files; returns self.
 
         Raises:
-            FormatError: naming the tensor and file at fault, or a file name that leaves the folder (see `check_path`).
+            FormatError: naming the tensor and file at fault, or a file name that `check_plain_path` refuses.
         """
         for path in self.files:
-            check_path(path, path="the manifest")
+            check_plain_path(path, path="the manifest")
         check_case(self.files, path="the manifest")
         for name, pieces in self.pieces_of.items():
             _check_tiling(self.tensors[name], pieces)

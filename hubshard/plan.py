@@ -19,8 +19,9 @@ from hubshard.header import (
     entry_nbytes,
     header_nbytes,
 )
-from hubshard.index import check_variant, encode_index, index_name, shard_name
+from hubshard.index import encode_index
 from hubshard.messages import brief
+from hubshard.names import check_variant, index_name, shard_name
 from hubshard.tensors import DTYPE_BITS, TensorSpec
 
 __all__ = [

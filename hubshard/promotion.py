@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 from hubshard.errors import FormatError, NotFoundError
 from hubshard.events import OnEvent, ignore
-from hubshard.index import check_path, check_variant, is_weight_file, variant_of
 from hubshard.messages import listed
+from hubshard.names import check_variant, is_weight_file, variant_of
+from hubshard.paths import check_plain_path
 from hubshard.protocols import Revision
 from hubshard.publish.delivery import Delivery, Published, deliver
 from hubshard.publish.outgoing import Layout, OutFile, Outgoing, from_memory
@@ -210,7 +211,7 @@ def _saved_files(source: StepSource) -> Iterator[OutFile]:
     saved = source.opened.step.metadata.get("files")
     for path, content in saved.items() if isinstance(saved, dict) else ():
         if isinstance(path, str) and isinstance(content, str | bytes):
-            check_path(path, path=source.opened.folder.where)
+            check_plain_path(path, path=source.opened.folder.where)
             if is_weight_file(path, variant=variant_of(path)):
                 raise FormatError(f"{source.opened.folder.where}: its metadata brings the weight file {path}")
             yield _in_memory(path, content.encode() if isinstance(content, str) else content, default=True)

@@ -22,7 +22,7 @@ from hubshard.fetch.layout import Recalled
 from hubshard.fetch.parts import Part, clean_parts, name_of
 from hubshard.fetch.record import Record, clean_scratch, read_record, scratch, write_record
 from hubshard.fetch.selection import Selection, holds_weights, is_entry_point
-from hubshard.index import is_weight_file
+from hubshard.names import is_weight_file
 from hubshard.protocols import Entry, Revision
 
 __all__ = ["FolderLayout"]

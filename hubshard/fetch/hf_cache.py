@@ -31,7 +31,7 @@ from hubshard.fetch.record import (
     write_record,
 )
 from hubshard.fetch.selection import Selection
-from hubshard.index import check_path
+from hubshard.paths import check_plain_path
 from hubshard.protocols import Entry, Revision
 
 __all__ = ["CacheLayout"]
@@ -80,11 +80,11 @@ class CacheLayout:
         Raises:
             FormatError: a revision or content id that is no plain name.
         """
-        check_path(at.branch, path=f"{self._repo_id}: the revision")
+        check_plain_path(at.branch, path=f"{self._repo_id}: the revision")
         for name in [at.commit, *map(content_id, selection.files)]:
             if "/" in name:
                 raise FormatError(f"{self._repo_id}: the server calls a commit or a content {name!r}")
-            check_path(name, path=f"{self._repo_id}: the revision {at.branch}")
+            check_plain_path(name, path=f"{self._repo_id}: the revision {at.branch}")
 
     def candidates(self, at: Revision, entry: Entry) -> Sequence[Path]:
         """Its blob, or, where links are not possible, the file in the snapshot."""
@@ -173,7 +173,7 @@ class CacheLayout:
 
     def _ref(self, revision: str) -> str | None:
         with suppress(OSError, FormatError):
-            check_path(revision, path="the revision")
+            check_plain_path(revision, path="the revision")
             commit = (self.root / "refs" / revision).read_text("utf-8").strip()
             return commit if _COMMIT.match(commit) else None
         return None

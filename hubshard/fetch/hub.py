@@ -14,7 +14,7 @@ from hubshard.fetch.folder import FolderLayout
 from hubshard.fetch.hf_cache import CacheLayout
 from hubshard.fetch.layout import Layout
 from hubshard.fetch.pulling import Request, pull_from
-from hubshard.index import check_variant
+from hubshard.names import check_variant
 from hubshard.store.hub import HubStore
 from hubshard.store.hub_client import Token
 from hubshard.store.patience import Patience

@@ -14,8 +14,18 @@ from fnmatch import fnmatch
 from pathlib import PurePosixPath
 
 from hubshard.errors import FormatError, IncompleteError, NotFoundError, UnsafeFormatError
-from hubshard.index import check_case, check_path, decode_index, is_pickled
+from hubshard.index import decode_index
 from hubshard.messages import listed
+from hubshard.names import (
+    index_names,
+    indexed_suffix,
+    is_consolidated,
+    is_numbered,
+    is_of_training,
+    is_pickled,
+    parse_weight_name,
+)
+from hubshard.paths import check_case, check_plain_path
 from hubshard.protocols import Entry
 
 __all__ = ["ReadIndex", "Selection", "holds_weights", "is_entry_point", "select"]
@@ -26,17 +36,6 @@ _OTHER_WEIGHTS = {
     *("h5", "msgpack", "onnx", "onnx_data", "gguf", "ggml", "npz", "tflite", "pb", "keras", "params", "pdparams"),
     *("engine", "plan", "nemo", "mlmodel", "llamafile"),
 }
-_USUAL = r"(?P<stem>model|adapter_model|diffusion_pytorch_model)"
-_SAFETENSORS = re.compile(
-    rf"{_USUAL}(?:\.(?P<before>[A-Za-z0-9_.]+?))?(?P<number>-\d+-of-\d+)?(?:\.(?P<after>[A-Za-z0-9_.]+?))?\.safetensors\Z"
-)
-_INDEX = re.compile(
-    rf"{_USUAL}(?:\.(?P<before>[A-Za-z0-9_.]+?))?\.safetensors\.index(?:\.(?P<after>[A-Za-z0-9_.]+))?\.json\Z"
-)
-_ANY_INDEX = re.compile(r".+\.(?:safetensors|bin|h5|msgpack)\.index(?:\.[A-Za-z0-9_.]+)?\.json\Z")
-_NUMBER = re.compile(r"-\d+-of-\d+")
-_CONSOLIDATED = re.compile(r"consolidated[.-]")
-_TRAINER_STATE = re.compile(r"(?:training_args\.bin|(?:optimizer|scheduler|scaler)\.(?:pt|bin)|rng_state.*\.pth)\Z")
 _TRAINING_FOLDER = re.compile(r"(?:checkpoint|step|global_step)-?\d+\Z")
 _SHOWN = 5
 
@@ -62,7 +61,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The weights of one name and one variant in a folder: `model` of the variant `fp16`, say."""
+    """The weights of one name and one variant in a folder, `model` of variant `fp16`, say; the usual index first."""
 
     single: Entry | None
     indexes: tuple[Entry, ...]
@@ -102,7 +101,7 @@ def select(
     if not chosen:
         raise NotFoundError(f"{where}: no file is left to fetch", hint="correct the patterns to include and exclude")
     for entry in chosen:
-        check_path(entry.path, path=where)
+        check_plain_path(entry.path, path=where)
     check_case((entry.path for entry in chosen), path=where)
     taken = {entry.path for entry in chosen}
     left_out = tuple(entry for entry in listing if holds_weights(entry.path) and entry.path not in taken)
@@ -112,7 +111,7 @@ def select(
 def is_entry_point(path: str) -> bool:
     """Whether a loader that finds this file takes the weights of its folder for whole: an index, or a single file."""
     name = PurePosixPath(path).name
-    return _ANY_INDEX.match(name) is not None or (_suffix(name) in {"safetensors", "bin"} and not _NUMBER.search(name))
+    return indexed_suffix(name) is not None or (_suffix(name) in {"safetensors", "bin"} and not is_numbered(name))
 
 
 def holds_weights(path: str) -> bool:
@@ -136,7 +135,7 @@ def _suffix(name: str) -> str:
 
 def _usual_choice(listing: Sequence[Entry], variant: str | None, read_index: ReadIndex, where: str) -> list[Entry]:
     usable = [entry for entry in listing if not _is_aside(entry.path)]
-    small = [entry for entry in usable if not holds_weights(entry.path) and not _ANY_INDEX.match(_name(entry))]
+    small = [entry for entry in usable if not holds_weights(entry.path) and indexed_suffix(_name(entry)) is None]
     weights = _weights(usable, variant, read_index, where)
     if not weights:
         _refuse_other_formats(usable, where)
@@ -181,19 +180,19 @@ def _groups(usable: Sequence[Entry]) -> Mapping[tuple[PurePosixPath, str], Mappi
     """The weights with usual names: by folder and name, then by variant."""
     found: dict[tuple[PurePosixPath, str], dict[str | None, _Group]] = {}
     for entry in usable:
-        index = _INDEX.match(_name(entry))
-        match = index or _SAFETENSORS.match(_name(entry))
-        if match is None:
+        name = parse_weight_name(_name(entry))
+        if name is None or name.suffix != "safetensors":
             continue
-        variants = found.setdefault((PurePosixPath(entry.path).parent, match["stem"]), {})
-        variant = match["before"] or match["after"]
-        old = variants.get(variant, _Group(None, (), ()))
-        if index:
-            variants[variant] = _Group(old.single, (*old.indexes, entry), old.numbered)
-        elif match["number"]:
-            variants[variant] = _Group(old.single, old.indexes, (*old.numbered, entry))
+        variants = found.setdefault((PurePosixPath(entry.path).parent, name.stem), {})
+        old = variants.get(name.variant, _Group(None, (), ()))
+        if name.is_index:
+            is_usual = _name(entry) == index_names(name.variant, stem=name.stem)[0]
+            indexes = (entry, *old.indexes) if is_usual else (*old.indexes, entry)
+            variants[name.variant] = _Group(old.single, indexes, old.numbered)
+        elif name.is_numbered:
+            variants[name.variant] = _Group(old.single, old.indexes, (*old.numbered, entry))
         else:
-            variants[variant] = _Group(entry, old.indexes, old.numbered)
+            variants[name.variant] = _Group(entry, old.indexes, old.numbered)
     return found
 
 
@@ -207,8 +206,7 @@ def _whole(
             f"{where}: {stem}: there are shards ({_some(group.numbered)}), but no index",
             hint="publish the model whole again: the index is what makes it one",
         )
-    # model.safetensors.index.fp16.json is the usual name of an index, model.fp16.safetensors.index.json the other one
-    index = min(group.indexes, key=lambda entry: (not _name(entry).startswith(f"{stem.name}.safetensors"), entry.path))
+    index = group.indexes[0]
     folder = PurePosixPath(index.path).parent
     names = sorted(set(decode_index(read_index(index), path=f"{where}: {index.path}").weight_map.values()))
     paths = [(folder / name).as_posix() for name in names]
@@ -223,11 +221,11 @@ def _whole(
 
 def _unusual(usable: Sequence[Entry]) -> list[Entry]:
     """Where no file has a usual name (a LoRA, say), every safetensors file is one of its own."""
-    return [e for e in usable if _suffix(e.path) == "safetensors" and not _CONSOLIDATED.match(_name(e))]
+    return [e for e in usable if _suffix(e.path) == "safetensors" and not is_consolidated(_name(e))]
 
 
 def _refuse_other_formats(usable: Sequence[Entry], where: str) -> None:
-    others = [entry for entry in usable if holds_weights(entry.path) and not _TRAINER_STATE.match(_name(entry))]
+    others = [entry for entry in usable if holds_weights(entry.path) and not is_of_training(_name(entry))]
     pickles = [entry for entry in others if is_pickled(entry.path)]
     if pickles:
         raise UnsafeFormatError(

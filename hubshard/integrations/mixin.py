@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from hubshard.errors import FormatError
-from hubshard.index import check_variant, is_weight_file
 from hubshard.lazy import load_into, open_checkpoint
+from hubshard.names import check_variant, is_weight_file
 from hubshard.publish import Published, push_to_hub
 from hubshard.publish.outgoing import Layout, Outgoing, from_memory
 from hubshard.sizes import parse_size

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import FormatError, NotFoundError
 from hubshard.events import OnEvent, Operation, ignore, operation
-from hubshard.index import check_path
 from hubshard.lazy.adapters import Adapter, find_adapter
 from hubshard.lazy.checkpoint import Checkpoint
 from hubshard.lazy.opening import opened
 from hubshard.lazy.steps import WhichStep
 from hubshard.messages import brief
+from hubshard.paths import check_plain_path
 from hubshard.protocols import Source
 from hubshard.sources.model_config import config_of
 from hubshard.store.local import LocalStore
@@ -332,7 +332,7 @@ def _small_files(checkpoint: Checkpoint, *, with_code: bool) -> Iterator[Path | 
             path = entry.path.removeprefix(prefix)
             wanted = _is_small_config(path) or (with_code and path.endswith(".py"))
             if entry.path.startswith(prefix) and wanted and entry.nbytes <= _MAX_SMALL_BYTES:
-                check_path(entry.path, path="the repo")
+                check_plain_path(entry.path, path="the repo")
                 raw = bytearray(entry.nbytes)
                 if raw:
                     store.read(at, entry.path, 0, entry.nbytes, memoryview(raw))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hubshard.errors import ConflictError, IntegrityError
 from hubshard.events import Operation
-from hubshard.index import is_weight_file
+from hubshard.names import is_weight_file
 from hubshard.protocols import Entry, Revision, Staged
 from hubshard.publish.destination import Destination
 from hubshard.publish.outgoing import Outgoing

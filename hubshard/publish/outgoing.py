@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 from hubshard.errors import FormatError
-from hubshard.index import check_case, check_path, is_weight_file, shard_name, variant_of
 from hubshard.messages import brief
+from hubshard.names import is_weight_file, shard_name, variant_of
+from hubshard.paths import check_case, check_plain_path
 from hubshard.plan import Shard, ShardPlan, plan_shards
 from hubshard.protocols import Buffer, Entry, Source
 from hubshard.shardfile import stream_shard
@@ -275,7 +276,7 @@ def _outgoing(
         files = [_in_memory(plan.index_path, plan.index(total_parameters=total_parameters)), *files]
     paths = [file.path for file in (*shards, *files)]
     for path in paths:
-        check_path(path, path="the files to publish", hint="rename it, or leave it out with `exclude`")
+        check_plain_path(path, path="the files to publish", hint="rename it, or leave it out with `exclude`")
     check_case(paths, path="the files to publish")
     notes = (*notes, *(f"tensor {brief(name)} alone is larger than the bound of a shard" for name in plan.oversized))
     return Outgoing(plan, shards, tuple(files), notes)

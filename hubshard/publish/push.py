@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hubshard.events import OnEvent, ignore
-from hubshard.index import check_variant
+from hubshard.names import check_variant
 from hubshard.publish.delivery import Delivery, Published, deliver
 from hubshard.publish.outgoing import Layout, Outgoing, from_memory, from_store
 from hubshard.publish.sharing import sharing

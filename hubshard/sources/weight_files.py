@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hubshard.errors import FormatError, IncompleteError, NotFoundError, UnsafeFormatError
-from hubshard.index import check_path, check_variant, index_name, is_pickled, shard_name
 from hubshard.messages import listed
+from hubshard.names import (
+    check_variant,
+    index_name,
+    index_names,
+    indexed_suffix,
+    is_numbered,
+    is_pickled,
+    shard_name,
+)
+from hubshard.paths import check_plain_path
 from hubshard.protocols import Entry
 
 __all__ = ["WeightFiles", "find_weight_files"]
-
-_NUMBERED = re.compile(r"-\d+-of-\d+(?:\.[A-Za-z0-9_.]+)?\.safetensors\Z")
-_INDEX = re.compile(r"\.safetensors\.index(?:\.[A-Za-z0-9_.]+)?\.json\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ def find_weight_files(
         return _given(prefix, names, path)
     here = {name for name in names if "/" not in name}
     single = shard_name(1, 1, variant=variant)
-    indexes = [name for name in _index_names(variant) if name in here]
+    indexes = [name for name in index_names(variant) if name in here]
     if single in here:
         notes = tuple(f"{prefix}{single} was taken, as transformers does, and not {prefix}{name}" for name in indexes)
         return WeightFiles(prefix + single, is_index=False, notes=notes)
@@ -65,13 +70,8 @@ def find_weight_files(
     return _other_name(prefix, sorted(names), variant)
 
 
-def _index_names(variant: str | None) -> Sequence[str]:
-    # some writers put the variant before the suffix
-    return [index_name(variant)] + ([f"model.{variant}.safetensors.index.json"] if variant else [])
-
-
 def _given(prefix: str, names: Sequence[str], path: str) -> WeightFiles:
-    check_path(path, path=prefix or "the checkpoint")
+    check_plain_path(path, path=prefix or "the checkpoint")
     if path not in set(names):
         raise NotFoundError(f"{prefix}{path} is not there; {_there(sorted(names), names)}")
     return WeightFiles(prefix + path, is_index=path.endswith(".json"))
@@ -81,8 +81,8 @@ def _other_name(prefix: str, names: Sequence[str], variant: str | None) -> Weigh
     # no usual name: one checkpoint of another name is taken, two are not chosen between
     here = [name for name in names if "/" not in name]
     weights = [name for name in here if name.endswith(".safetensors")]
-    indexes = [name for name in here if _INDEX.search(name)]
-    numbered = [name for name in weights if _NUMBERED.search(name)]
+    indexes = [name for name in here if _is_index(name)]
+    numbered = [name for name in weights if is_numbered(name)]
     if numbered and not indexes:
         raise IncompleteError(
             f"{_place(prefix)} holds shards ({listed(numbered)}), but no {index_name(variant)} to say what is in them",
@@ -110,7 +110,7 @@ def _nothing(prefix: str, names: Sequence[str], variant: str | None) -> FormatEr
             f"{listed(pickled)}",
             hint="convert them to safetensors first",
         )
-    weights = [name for name in names if name.endswith(".safetensors") or _INDEX.search(name)]
+    weights = [name for name in names if name.endswith(".safetensors") or _is_index(name)]
     others = [name for name in weights if "/" not in name]
     hint = None
     if others:
@@ -118,6 +118,10 @@ def _nothing(prefix: str, names: Sequence[str], variant: str | None) -> FormatEr
     elif weights:
         hint = f"there are weights in folders of it: {listed(weights)}: name their folder"
     return NotFoundError(f"{_place(prefix)} holds no {looked_for}; {_there(here, names)}", hint=hint)
+
+
+def _is_index(name: str) -> bool:
+    return indexed_suffix(name) == "safetensors"
 
 
 def _place(prefix: str) -> str:

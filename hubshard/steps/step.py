@@ -35,8 +35,8 @@ from typing import Any
 
 from hubshard.errors import FormatError
 from hubshard.header import check_name
-from hubshard.index import check_case, check_path
 from hubshard.manifest import Extent, FileDigest, Manifest, Piece
+from hubshard.paths import check_case, check_plain_path
 from hubshard.steps.canonical import decode, encode
 from hubshard.steps.columns import Column
 from hubshard.steps.tiling import Tiling
@@ -212,7 +212,7 @@ class Step:
 
 
 def _check_file(file: StepFile) -> None:
-    check_path(file.name, path="the manifest")
+    check_plain_path(file.name, path="the manifest")
     # a block is read whole: one of any size would fill the memory of whoever wants a part of it
     sized = 8 <= file.data_start <= file.nbytes and 1 <= file.block_bytes <= _MOST_BLOCK_BYTES
     if "/" in file.name or not sized or not _SHA256.match(file.sha256):

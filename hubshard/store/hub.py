@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hubshard.errors import ConflictError, IntegrityError, NotFoundError, StoreError
+from hubshard.paths import check_store_path
 from hubshard.protocols import Content, Entry, Revision, Staged
 from hubshard.store.commit import Made, commit_by_rule
 from hubshard.store.hub_card import check_card
@@ -17,7 +18,6 @@ from hubshard.store.hub_read import RangeReader
 from hubshard.store.hub_stage import Advice, Stager
 from hubshard.store.hub_xet_read import XetReader, file_of
 from hubshard.store.hub_xet_session import XetSessions, is_xet_enabled
-from hubshard.store.paths import check_path
 from hubshard.store.patience import Patience
 
 __all__ = ["HubStore"]
@@ -156,7 +156,7 @@ class HubStore:
             StoreError: the repo's .gitignore refuses it, the token may not write, or tried again in vain.
         """
         return self._stager.stage(
-            branch, check_path(path), data, nbytes=nbytes, sha256=sha256, create_pr=create_pr, on_sent=on_sent
+            branch, check_store_path(path), data, nbytes=nbytes, sha256=sha256, create_pr=create_pr, on_sent=on_sent
         )
 
     def commit(

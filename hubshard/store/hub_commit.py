@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hubshard.errors import FormatError, StoreError
+from hubshard.paths import check_store_path
 from hubshard.protocols import Staged
 from hubshard.store.commit import Made, publish_id_in, with_publish_id
 from hubshard.store.hub_client import HubClient
-from hubshard.store.paths import check_path
 from hubshard.target import check_text
 
 __all__ = ["check_changes", "commit_body", "history_of", "made_of", "send_commit"]
@@ -27,11 +27,11 @@ def check_changes(add: Sequence[Staged], remove: Sequence[str]) -> None:
     """
     seen: set[str] = set()
     for staged in add:
-        if check_path(staged.path) in seen:
+        if check_store_path(staged.path) in seen:
             raise FormatError(f"{staged.path} is added twice in one commit")
         seen.add(staged.path)
     for path in remove:
-        check_path(path)
+        check_store_path(path)
 
 
 def commit_body(

@@ -12,12 +12,12 @@ from pathlib import Path, PurePosixPath
 
 from hubshard.disk import read_exactly, sync_folder
 from hubshard.errors import ConflictError, FormatError, IntegrityError, NotFoundError, StoreError
+from hubshard.paths import check_store_path
 from hubshard.protocols import Content, Entry, Revision, Staged
 from hubshard.store.content import sha256_of
 from hubshard.store.local_stage import StagingArea, check_free_space
 from hubshard.store.local_swap import OnStep, ignore, locked, recover, swap_in, workspace_of
 from hubshard.store.local_tree import FileState, is_private, revision_id, scan, state_of, walk
-from hubshard.store.paths import check_path
 
 __all__ = ["LocalStore"]
 
@@ -114,7 +114,7 @@ class LocalStore:
             StoreError: no room, or the disk failed.
         """
         _check_branch(branch)
-        check_path(path)
+        check_store_path(path)
         with _explained(self.root):
             found = self._staging.find(sha256, nbytes) if sha256 is not None else None
             if found is not None and sha256 is not None:
@@ -147,7 +147,7 @@ class LocalStore:
             recover(self.root, self._on_step)
             self._check_head(parent)
             current = scan(self.root) if parent else {}
-            added = {check_path(staged.path): self._content_of(staged, current) for staged in add}
+            added = {check_store_path(staged.path): self._content_of(staged, current) for staged in add}
             kept = set(current) - set(remove) - set(added)
             _check_names(kept, added)
             workspace_of(self.root).mkdir(exist_ok=True)

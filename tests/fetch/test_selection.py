@@ -48,16 +48,23 @@ def test_a_single_file_goes_before_an_index() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shards", "index"),
+    ("shards", "index", "variant"),
     [
-        (["model.fp16-00001-of-00001.safetensors"], "model.safetensors.index.fp16.json"),
-        (["model-00001-of-00001.fp16.safetensors"], "model.fp16.safetensors.index.json"),
+        (["model.fp16-00001-of-00001.safetensors"], "model.safetensors.index.fp16.json", "fp16"),
+        (["model-00001-of-00001.fp16.safetensors"], "model.fp16.safetensors.index.json", "fp16"),
+        (["model.fp8-e4m3-00001-of-00001.safetensors"], "model.safetensors.index.fp8-e4m3.json", "fp8-e4m3"),
     ],
 )
-def test_a_variant_is_found_in_both_orders_and_alone(shards: list[str], index: str) -> None:
+def test_a_variant_is_found_in_both_orders_and_alone(shards: list[str], index: str, variant: str) -> None:
     everything = [*SHARDED, *shards, index]
-    assert paths_of(chosen(everything, names=shards, variant="fp16")) == ["config.json", *shards, index]
+    assert paths_of(chosen(everything, names=shards, variant=variant)) == ["config.json", *shards, index]
     assert paths_of(chosen(everything)) == ["config.json", *SHARDS, "model.safetensors.index.json"]
+
+
+def test_of_two_indexes_of_a_variant_the_usual_name_is_taken() -> None:
+    shards = ["model.fp16-00001-of-00001.safetensors"]
+    both = ["model.fp16.safetensors.index.json", "model.safetensors.index.fp16.json"]
+    assert paths_of(chosen([*shards, *both], names=shards, variant="fp16")) == [*shards, both[1]]
 
 
 def test_a_folder_without_the_variant_gives_its_plain_weights() -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from hubshard.errors import FormatError, HubshardError, IncompleteError, NotFoundError, UnsafeFormatError
 from hubshard.header import encode_header
-from hubshard.index import encode_index, shard_name
+from hubshard.index import encode_index
 from hubshard.manifest import Extent
+from hubshard.names import shard_name
 from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.store.local import LocalStore
 from hubshard.tensors import Box, TensorSpec

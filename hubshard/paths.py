@@ -1,0 +1,85 @@
+"""Paths of files, relative to a root and with '/' between folders: what is refused, and why there are two rules.
+
+`check_plain_path` is for names that somebody else wrote (an index, a manifest, the tree of a repo) and for those that
+we publish: a file of that name must be one and the same on every disk. `check_store_path` is for what a store is asked
+to write or to delete: a repo may hold names that some disks cannot, and one must be able to get rid of them; it
+refuses what would leave the root, or what no repo takes.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+from hubshard.errors import FormatError
+from hubshard.messages import brief
+
+__all__ = ["check_case", "check_plain_path", "check_store_path"]
+
+_MAX_PART_BYTES = 255  # of a file name on all common file systems
+_RESERVED_ON_WINDOWS = re.compile(
+    r"(?:con|prn|aux|nul|conin\$|conout\$|(?:com|lpt)[0-9\u00b9\u00b2\u00b3])\s*(?:\.|\Z)", re.IGNORECASE
+)
+_DRIVE = re.compile(r"[A-Za-z]:")
+
+
+def check_plain_path(file: str, *, path: str, hint: str = "do not load this checkpoint") -> None:
+    """Refuse a file name that, on any system, may lie outside the folder it is relative to, or be no file at all.
+
+    Args:
+        file: the name.
+        path: where it stands.
+        hint: what to do about it.
+
+    Raises:
+        FormatError: absolute, with a drive, a backslash, `..`, an empty part, a control character, or a part that
+            Windows reads as another one or as a device; names `path` as where it stands.
+    """
+    if "\\" in file or ":" in file or not file.isprintable() or not all(map(_is_plain_part, file.split("/"))):
+        raise FormatError(
+            f"{path}: the file name {brief(file)} is not a plain path within its folder",
+            hint=hint,
+        )
+
+
+def _is_plain_part(part: str) -> bool:
+    # Windows drops dots and spaces at the end, so that "..  " is ".."
+    if not part or part[-1] in ". " or len(part.encode()) > _MAX_PART_BYTES:
+        return False
+    return not _RESERVED_ON_WINDOWS.match(part)
+
+
+def check_case(files: Iterable[str], *, path: str) -> None:
+    """Refuse file names that some file system would hold to be one: without regard to case, or to Unicode's forms.
+
+    Raises:
+        FormatError: naming both.
+    """
+    seen: dict[str, str] = {}
+    for file in sorted(files):
+        key = file if file.isascii() else unicodedata.normalize("NFC", file)
+        other = seen.setdefault(key.casefold(), file)
+        if other != file:
+            raise FormatError(
+                f"{path}: {other!r} and {file!r} are one file on a disk without regard to case",
+                hint="rename one of them",
+            )
+
+
+def check_store_path(path: str) -> str:
+    """`path` itself, when a store can hold it: it stays inside the root on every operating system.
+
+    Raises:
+        FormatError: it is empty or absolute, or has a drive, a backslash, a control character, a `.git` folder, or a
+            part that is empty, "." or "..".
+    """
+    parts = path.split("/")
+    is_inside = all(part not in {"", ".", ".."} for part in parts) and "\\" not in path and not _DRIVE.match(path)
+    if not is_inside or any(ord(char) < 32 for char in path):
+        raise FormatError(
+            f"{path!r} is no path of a file in a store", hint="write it relative to the root, with '/' between folders"
+        )
+    if any(part.casefold() == ".git" for part in parts):
+        raise FormatError(f"{path!r}: nothing can be stored in a .git folder", hint="choose another folder")
+    return path
