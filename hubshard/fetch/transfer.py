@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,16 +12,17 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from hubshard.digests import content_id, new_hash
 from hubshard.engine import run
-from hubshard.errors import IntegrityError, StoreError
+from hubshard.errors import HubshardError, IntegrityError
 from hubshard.events import Event, Gathered, OnEvent
 from hubshard.fetch.parts import PIECE_BYTES, Part, name_of
 from hubshard.protocols import Buffer, Entry, Revision, Store
+from hubshard.store.patience import Patience, Waits, may_pass
 
 __all__ = ["Transfer"]
 
 _WHOLE_TRIES = 3
 _FILES_AT_ONCE = 4  # of several pieces: so many hashes may run in parallel
-_MAX_PAUSE_SECONDS = 8.0
+_WAITS = Waits(first_seconds=0.25)
 _SMALL_COST_BYTES = 1 << 16
 
 T = TypeVar("T")
@@ -166,21 +166,19 @@ class Transfer:
         return None
 
     def _patiently(self, entry: Entry, call: Callable[[], T]) -> T:
-        """Call, and call again where the error says that this may help."""
-        for attempt in range(self.max_retries + 1):
-            try:
-                return call()
-            except (IntegrityError, StoreError) as error:
-                if attempt == self.max_retries or (isinstance(error, StoreError) and not error.retryable):
-                    raise
-                # the first try again is made at once
-                wait = min(2.0 ** (attempt - 2), _MAX_PAUSE_SECONDS) if attempt else 0.0
-                self.on_event(Event("pull", "retry", entry.path, detail=str(error), wait_seconds=wait))
-                time.sleep(wait)
-        raise AssertionError("unreachable: the last try returns or raises")
+        """Call, and call again where the store failed for a while, or gave other bytes than it should."""
+        patience = Patience(self.max_retries, on_retry=self._retried)
+        return patience.insist(call, entry.path, waits=_WAITS, again=_is_worth_another_try)
+
+    def _retried(self, path: str, cause: str, wait_seconds: float) -> None:
+        self.on_event(Event("pull", "retry", path, detail=cause, wait_seconds=wait_seconds))
 
     def _tell(self, kind: str, entry: Entry, nbytes: int, detail: str = "") -> None:
         self.on_event(Event("pull", kind, entry.path, nbytes, detail))
+
+
+def _is_worth_another_try(error: HubshardError) -> bool:
+    return isinstance(error, IntegrityError) or may_pass(error)
 
 
 class _Arrival:

@@ -8,26 +8,26 @@ final commit never names them there, only the sha256 that its own run computed.
 from __future__ import annotations
 
 import hashlib
-import random
 import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from hubshard.errors import ConflictError, NotFoundError, StoreError
+from hubshard.errors import ConflictError, HubshardError, NotFoundError, StoreError
 from hubshard.events import OnRetry, ignore_retry
 from hubshard.plan import ShardPlan
 from hubshard.protocols import Entry, Revision, Staged, Store
 from hubshard.store.hub import HubStore
 from hubshard.store.hub_client import Token
+from hubshard.store.patience import Patience, Waits
 
 __all__ = ["BranchingStore", "StagingBranch", "abandon", "publish_key", "staging_branch", "staging_branches"]
 
 _PREFIX = "hubshard/staging/"
 _FOLDER = "staged/"
-_ATTEMPTS = 5
-_LONGEST_PAUSE_SECONDS = 2.0
+_RETRIES = 4
+_WAITS = Waits(first_seconds=0.5, longest_seconds=2.0, at_random=True)
 
 
 class BranchingStore(Store, Protocol):
@@ -126,7 +126,7 @@ class StagingBranch:
         on_retry: OnRetry = ignore_retry,
     ) -> None:
         self.name = name
-        self._on_retry = on_retry
+        self._patience = Patience(_RETRIES, on_retry=on_retry)
         self._store = store
         self._base = base
         self._batch_bytes = batch_bytes
@@ -177,28 +177,26 @@ class StagingBranch:
         return self._is_there
 
     def _flush(self) -> bool:
+        try:
+            self._patience.insist(self._commit, self.name, waits=_WAITS, again=_got_in_the_way)
+        except StoreError as error:
+            self._is_refused = not error.retryable
+            raise
+        self._is_there = True
+        self._waiting.clear()
+        return True
+
+    def _commit(self) -> Revision:
         batch = [Staged(_FOLDER + s.path, s.nbytes, s.sha256, s.receipt) for s in self._waiting]
         title = f"Stage {', '.join(s.path for s in self._waiting)}"
-        for attempt in range(1, _ATTEMPTS + 1):
-            # another run of the same publish may move the branch too, or drop it when it is done
-            try:
-                self._store.commit(
-                    self.name, parent=self._head(), add=batch, remove=(), message=title, publish_id=uuid.uuid4().hex
-                )
-            except (ConflictError, NotFoundError) as error:
-                if attempt == _ATTEMPTS:
-                    raise
-                wait = random.uniform(0, _LONGEST_PAUSE_SECONDS * attempt / _ATTEMPTS)  # noqa: S311  not in step
-                self._on_retry(self.name, error.message, wait)
-                time.sleep(wait)
-            except StoreError as error:
-                self._is_refused = not error.retryable
-                raise
-            else:
-                self._is_there = True
-                self._waiting.clear()
-                return True
-        raise AssertionError("unreachable: the last attempt raises or returns")
+        return self._store.commit(
+            self.name, parent=self._head(), add=batch, remove=(), message=title, publish_id=uuid.uuid4().hex
+        )
 
     def _head(self) -> Revision:
         return self._store.head(self.name) or self._store.create_branch(self.name, self._base)
+
+
+def _got_in_the_way(error: HubshardError) -> bool:
+    """Whether another run of the same publish moved the branch meanwhile, or dropped it when it was done."""
+    return isinstance(error, ConflictError | NotFoundError)

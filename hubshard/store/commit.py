@@ -6,30 +6,18 @@ parent carries our id, we had succeeded; if the head is still the parent, we try
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hubshard.errors import ConflictError, StoreError
-from hubshard.events import OnRetry, ignore_retry
 from hubshard.protocols import Revision
+from hubshard.store.patience import Patience, Waits
 
-__all__ = ["BusyError", "Made", "check_head", "commit_by_rule", "publish_id_in", "with_publish_id"]
+__all__ = ["Made", "check_head", "commit_by_rule", "publish_id_in", "with_publish_id"]
 
 _TRAILER = "Hubshard-Publish-Id: "
-_LONGEST_WAIT_SECONDS = 30.0
-
-
-class BusyError(StoreError):
-    """A store that said when to come back.
-
-    Attributes:
-        wait_seconds: seconds from now.
-    """
-
-    def __init__(self, message: str, *, wait_seconds: float, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint, retryable=True)
-        self.wait_seconds = wait_seconds
+_WAITS = Waits(longest_seconds=30.0)  # by then all content is there: to give up now would be a pity
+_PATIENCE = Patience()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +71,7 @@ def commit_by_rule(
     branch: str,
     parent: str | None,
     publish_id: str,
-    max_retries: int = 5,
-    sleep: Callable[[float], None] = time.sleep,
-    on_retry: OnRetry = ignore_retry,
+    patience: Patience = _PATIENCE,
 ) -> str:
     """Send a commit until it is known to be made, or known not to be; its id.
 
@@ -96,16 +82,14 @@ def commit_by_rule(
         branch: for messages.
         parent: the commit that ours builds on; None where there must be no branch yet.
         publish_id: what ours carries.
-        max_retries: after the first attempt.
-        sleep: waits for so many seconds.
-        on_retry: is told of each further attempt.
+        patience: with failures.
 
     Raises:
         ConflictError: another commit is there.
         StoreError: the attempts are used up.
     """
-    wait_seconds = 1.0
-    for attempt in range(max_retries + 1):
+    attempts = patience.max_retries + 1
+    for attempt in range(1, attempts + 1):
         try:
             return send()
         except (ConflictError, StoreError) as error:
@@ -120,12 +104,9 @@ def commit_by_rule(
             made, failure = None, error
         if made is not None:
             return made
-        if attempt < max_retries:
-            pause_seconds = failure.wait_seconds if isinstance(failure, BusyError) else wait_seconds
-            on_retry(branch, failure.message, pause_seconds)
-            sleep(pause_seconds)
-            wait_seconds = min(2 * wait_seconds, _LONGEST_WAIT_SECONDS)
-    message = f"gave up after {max_retries + 1} attempts to commit to {branch!r}: {failure}"
+        if attempt < attempts:
+            patience.pause(branch, failure, attempt, _WAITS)
+    message = f"gave up after {attempts} attempts to commit to {branch!r}: {failure}"
     raise StoreError(message, hint="nothing was changed as far as we know; run it again", retryable=True) from failure
 
 

@@ -215,8 +215,7 @@ class HubStore:
             branch=branch,
             parent=base.commit,
             publish_id=publish_id,
-            max_retries=self._client.patience.max_retries,
-            on_retry=self._client.patience.on_retry,
+            patience=self._client.patience,
         )
         return Revision(f"refs/pr/{number[-1]}" if create_pr else branch, commit)
 

@@ -133,7 +133,8 @@ class HubClient:
         """
         timeout = httpx.Timeout(timeout_seconds or 2 * self.patience.stall_seconds, connect=20.0)
         attempt = partial(self._attempt, method, url, what, needs, headers, timeout=timeout, auth=auth, **body)
-        return self.patience.insist(attempt, what, retry=retry, is_known=_origin(url) in _answered)
+        most, is_known = None if retry else 0, _origin(url) in _answered
+        return self.patience.insist(attempt, what, most=most, is_known=is_known)
 
     def _attempt(
         self, method: str, url: str, what: str, needs: str, headers: Mapping[str, str] | None, *, auth: bool, **how: Any

@@ -21,8 +21,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import httpx, parse_ratelimit_headers
 
 from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError, StoreError
-from hubshard.store.commit import BusyError
-from hubshard.store.patience import NoConnectionError
+from hubshard.store.patience import BusyError, NoConnectionError
 
 __all__ = [
     "from_http",

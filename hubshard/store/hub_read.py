@@ -16,6 +16,7 @@ from hubshard.errors import IntegrityError, StoreError
 from hubshard.protocols import Entry
 from hubshard.store.hub_client import HubClient
 from hubshard.store.hub_errors import translated
+from hubshard.store.patience import may_pass
 
 __all__ = ["RangeReader", "entry_of"]
 
@@ -65,9 +66,9 @@ class RangeReader:
                 if position - mark >= _PROGRESS_BYTES:
                     mark, failures = position, 0
                 failures += 1
-                if not error.retryable or failures > self._client.patience.max_retries:
+                if not may_pass(error) or failures > self._client.patience.max_retries:
                     raise
-                self._client.patience.pause(path, error, min(0.5 * 2.0**failures, 8.0))
+                self._client.patience.pause(path, error, failures)
 
     def _attempt(self, commit: str, path: str, start: int, stop: int) -> Iterator[bytes]:
         what = f"read bytes {start}-{stop} of {path} at {commit[:12]}"

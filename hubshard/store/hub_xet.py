@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["XetUploader"]
 
-_ATTEMPTS = 3
+_RETRIES = 2  # hf_xet tries each request again by itself
 _LOOK_SECONDS = 0.25
 _SILENT_STALLS = 4.0  # what was handed to the system is still on its way when the count stands still
 _CHECKED_BYTES_PER_SECOND = 100 * 10**6  # a Hub hashes a file before it answers that it has it
@@ -67,7 +67,7 @@ class XetUploader:
 
         Args:
             revision: the branch that it is meant for; None for a pull request that the commit opens.
-            data: read once; anew where the upload failed (3 attempts; hf_xet tries each request again by itself).
+            data: read once; anew where the upload failed (twice at most).
             path: for messages.
             nbytes: its size.
             sha256: in hex, or None.
@@ -77,18 +77,15 @@ class XetUploader:
             IntegrityError: `data` has another size or hash.
             StoreError: refused, or tried again in vain.
         """
-        for attempt in range(1, _ATTEMPTS + 1):
-            access = self._access(revision, path)
-            if access is None:
-                return None
-            try:
-                content = CheckedContent(data, path=path, nbytes=nbytes, sha256=sha256, hashes=False)
-                return self._attempt(access, content, path, nbytes, sha256, on_sent)
-            except StoreError as error:
-                if not error.retryable or attempt == _ATTEMPTS:
-                    raise
-                self._client.patience.pause(path, error, float(attempt))
-        raise AssertionError("unreachable: the last attempt raises or returns")
+        access = self._access(revision, path)
+        if access is None:
+            return None
+
+        def attempt() -> tuple[str, int]:
+            content = CheckedContent(data, path=path, nbytes=nbytes, sha256=sha256, hashes=False)
+            return self._attempt(access, content, path, nbytes, sha256, on_sent)
+
+        return self._client.patience.insist(attempt, path, most=_RETRIES)
 
     def _access(self, revision: str | None, path: str) -> _Access | None:
         # For a pull request huggingface_hub names the revision "None", whose number is not known yet.

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hubshard.errors import ConflictError, StoreError
-from hubshard.store.commit import BusyError, Made, commit_by_rule, publish_id_in, with_publish_id
+from hubshard.store.commit import Made, commit_by_rule, publish_id_in, with_publish_id
+from hubshard.store.patience import BusyError, Patience
 
 OURS = "ours-1"
 
@@ -62,7 +63,7 @@ class Branch:
             branch="main",
             parent="root",
             publish_id=OURS,
-            sleep=self.waits.append,
+            patience=Patience(sleep=self.waits.append),
         )
 
 

@@ -1,31 +1,97 @@
-"""How long a server is waited for that takes no connection: one that has answered before, and one that never has."""
+"""How often and how long a failure is borne, what is told of it, and how long a server is that takes no connection."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 
 import pytest
 
-from hubshard.errors import StoreError
+from hubshard.errors import ConflictError, HubshardError, StoreError
 from hubshard.store.hub import HubStore
 from hubshard.store.hub_errors import is_unreachable
-from hubshard.store.patience import NoConnectionError, Patience
+from hubshard.store.patience import BusyError, NoConnectionError, Patience, Waits
 from tests.faults.proxy import Answer, Exchange, Proxy
 
 pytest.importorskip("huggingface_hub")
 
+DOWN = StoreError("down", retryable=True)
+REFUSED = StoreError("refused")
+
+
+@dataclass
+class Line:
+    """Something that fails as planned, and then answers."""
+
+    plan: list[HubshardError]
+    tries: int = 0
+    waits: list[float] = field(default_factory=list)
+    told: list[tuple[str, str, float]] = field(default_factory=list)
+
+    def ask(self) -> str:
+        self.tries += 1
+        if self.tries <= len(self.plan):
+            raise self.plan[self.tries - 1]
+        return "answer"
+
+    def patience(self, max_retries: int = 5) -> Patience:
+        return Patience(max_retries, on_retry=lambda *retry: self.told.append(retry), sleep=self.waits.append)
+
+
+def test_what_may_pass_is_tried_again_ever_later_and_told() -> None:
+    line = Line([DOWN] * 5)
+    assert line.patience().insist(line.ask, "a request") == "answer"
+    assert line.waits == [1.0, 2.0, 4.0, 8.0, 8.0]
+    assert line.told == [("a request", "down", wait) for wait in line.waits]
+
+
+def test_a_store_that_says_when_to_come_back_is_obeyed() -> None:
+    line = Line([DOWN, BusyError("busy", wait_seconds=17.0), DOWN])
+    assert line.patience().insist(line.ask, "x") == "answer"
+    assert line.waits == [1.0, 17.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("max_retries", "most", "tries"), [(5, None, 6), (5, 2, 3), (1, 2, 2), (5, 0, 1), (0, None, 1)]
+)
+def test_tries_are_bounded_and_the_last_failure_is_raised(max_retries: int, most: int | None, tries: int) -> None:
+    line = Line([DOWN] * 99)
+    with pytest.raises(StoreError, match="down"):
+        line.patience(max_retries).insist(line.ask, "x", most=most)
+    assert (line.tries, len(line.waits)) == (tries, tries - 1)
+
+
+def test_what_will_not_pass_is_final() -> None:
+    line = Line([DOWN, REFUSED])
+    with pytest.raises(StoreError, match="refused"):
+        line.patience().insist(line.ask, "x")
+    assert line.tries == 2
+
+
+def test_the_caller_may_know_better_which_errors_pass() -> None:
+    line = Line([ConflictError("moved"), REFUSED])
+    with pytest.raises(StoreError, match="refused"):
+        line.patience().insist(line.ask, "x", again=lambda error: isinstance(error, ConflictError))
+    assert line.tries == 2
+
+
+def test_random_waits_stay_below_the_others() -> None:
+    steady, random = Waits(0.5, 2.0), Waits(0.5, 2.0, at_random=True)
+    for retry in range(1, 9):
+        assert all(0 <= random.before(retry) <= steady.before(retry) for _ in range(50))
+    assert len({random.before(3) for _ in range(50)}) > 1
+
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that are waited between tries; nobody does."""
-    monkeypatch.setattr("hubshard.store.patience.time.sleep", lambda _: None)
+def waits() -> list[float]:
+    """Seconds that are to be waited between tries; nobody does."""
     return []
 
 
 def _store(endpoint: str, waits: list[float], *, max_retries: int = 5) -> HubStore:
-    patience = Patience(max_retries, on_retry=lambda _what, _cause, wait_seconds: waits.append(wait_seconds))
+    patience = Patience(max_retries, sleep=waits.append)
     return HubStore("org/model", endpoint=endpoint, token="hf_test", xet=False, patience=patience)
 
 
