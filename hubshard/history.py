@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hubshard.errors import NotFoundError
 from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.protocols import Entry, Revision, Staged
+from hubshard.readers import read_bytes
 from hubshard.store.commit import check_head
 from hubshard.store.hub import HubStore
 from hubshard.store.hub_client import Token
@@ -112,8 +113,7 @@ def _staged(store: HubStore, at: Revision, entry: Entry, branch: str, op: Operat
     if entry.sha256 is not None:
         op.tell("skipped", entry.path, entry.nbytes, "the Hub has it")
         return Staged(entry.path, entry.nbytes, entry.sha256)
-    content = bytearray(entry.nbytes)
-    store.read(at, entry.path, 0, entry.nbytes, memoryview(content))
+    content = read_bytes(store, at, entry.path, 0, entry.nbytes)
     staged = store.stage(branch, entry.path, lambda: [content], nbytes=entry.nbytes)
     op.tell("sent", entry.path, staged.nbytes_sent)
     return staged

@@ -16,6 +16,7 @@ from hubshard.paths import check_plain_path
 from hubshard.protocols import Revision
 from hubshard.publish.delivery import Delivery, Published, deliver
 from hubshard.publish.outgoing import Layout, OutFile, Outgoing, from_memory
+from hubshard.readers import read_bytes
 from hubshard.sizes import parse_size
 from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
 from hubshard.sources.model_config import config_with_dtype
@@ -184,10 +185,7 @@ class _Target:
         nbytes = self.sizes.get(path)
         if self.at is None or nbytes is None:
             return None
-        raw = bytearray(nbytes)
-        if raw:
-            self.store.read(self.at, path, 0, nbytes, memoryview(raw))
-        return bytes(raw)
+        return read_bytes(self.store, self.at, path, 0, nbytes)
 
 
 def _outgoing(source: StepSource, layout: Layout, companions: Sequence[object], target: _Target) -> Outgoing:

@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write them and as we print them."""
+"""Sizes in bytes, as people write them and as we print them, and the usual size of one read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import re
 
 from hubshard.errors import FormatError
 
-__all__ = ["format_size", "parse_size"]
+__all__ = ["READ_BYTES", "format_size", "parse_size"]
+
+READ_BYTES = 8 * 2**20
+"""Of one read of something long: enough for full speed, small enough to fit any budget several times (bytes)."""
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)}

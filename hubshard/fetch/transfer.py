@@ -16,6 +16,7 @@ from hubshard.errors import HubshardError, IntegrityError
 from hubshard.events import Event, Gathered, OnEvent
 from hubshard.fetch.parts import PIECE_BYTES, Part, name_of
 from hubshard.protocols import Buffer, Entry, Revision, Store
+from hubshard.readers import read_bytes
 from hubshard.store.patience import Patience, Waits, may_pass
 
 __all__ = ["Transfer"]
@@ -88,13 +89,12 @@ class Transfer:
         """
 
         def read_checked() -> bytes:
-            data = bytearray(entry.nbytes)
-            self.store.read(self.at, entry.path, 0, entry.nbytes, memoryview(data))
+            data = read_bytes(self.store, self.at, entry.path, 0, entry.nbytes)
             digest = new_hash(entry)
             digest.update(data)
             if digest.hexdigest() != content_id(entry):
                 raise IntegrityError(f"{entry.path}: what arrived has the hash {digest.hexdigest()}")
-            return bytes(data)
+            return data
 
         return self._patiently(entry, read_checked)
 

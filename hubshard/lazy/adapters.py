@@ -11,6 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hubshard.errors import FormatError, StoreError
+from hubshard.readers import read_bytes
+from hubshard.sizes import READ_BYTES
 from hubshard.sources.model_config import config_of
 from hubshard.store.opening import Opened, open_target
 from hubshard.target import RepoTarget, parse_target
@@ -18,7 +20,6 @@ from hubshard.target import RepoTarget, parse_target
 __all__ = ["Adapter", "find_adapter"]
 
 _CONFIG = "adapter_config.json"
-_BLOCK_BYTES = 4 * 2**20
 _MAX_CONFIG_BYTES = 16 * 2**20
 _FILES = (_CONFIG, "adapter_model.safetensors")
 
@@ -49,7 +50,7 @@ class Adapter:
             for entry in self.opened.store.list(self.opened.at):
                 if entry.path.removeprefix(self.prefix) in _FILES and entry.path.startswith(self.prefix):
                     with (Path(scratch) / entry.path.removeprefix(self.prefix)).open("wb") as file:
-                        for block in self.opened.blocks(entry.path, entry.nbytes, block_bytes=_BLOCK_BYTES):
+                        for block in self.opened.blocks(entry.path, entry.nbytes, block_bytes=READ_BYTES):
                             file.write(block)
             yield Path(scratch)
 
@@ -82,7 +83,7 @@ def find_adapter(
         if entry.path == prefix + _CONFIG:
             if entry.nbytes > _MAX_CONFIG_BYTES:
                 raise FormatError(f"{target.repo_id}: {entry.path} has {entry.nbytes} bytes, too many for a config")
-            raw = b"".join(bytes(block) for block in opened.blocks(entry.path, entry.nbytes, block_bytes=_BLOCK_BYTES))
+            raw = read_bytes(opened.store, opened.at, entry.path, 0, entry.nbytes)
             return Adapter(_base(raw, target.repo_id), opened, prefix, None)
     return None
 

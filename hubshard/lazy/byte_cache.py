@@ -5,17 +5,17 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
-from hubshard.protocols import Entry, Reader, Revision
+from hubshard.protocols import Reader, Revision
+from hubshard.readers import WrappedReader
 
 __all__ = ["CachedReader"]
 
 _FREE_SPACE_SHARE = 2  # at most one part in so many of the free space is taken
 
 
-class CachedReader:
+class CachedReader(WrappedReader):
     """A `Reader` that keeps what it has read, until `cap_bytes` are kept; nothing is thrown out for something newer.
 
     Who reads a model round after round, in the same order, finds the same part of it each time; throwing out the oldest
@@ -30,7 +30,7 @@ class CachedReader:
             cap_bytes: of the file, at most half of the free space.
             folder: where the file is; None for the system's folder of temporary files.
         """
-        self._store = store
+        super().__init__(store)
         place = folder or Path(tempfile.gettempdir())
         self._cap = min(cap_bytes, shutil.disk_usage(place).free // _FREE_SPACE_SHARE)
         self._file = tempfile.TemporaryFile(dir=place, buffering=0)  # noqa: SIM115  # closed by close()
@@ -43,14 +43,6 @@ class CachedReader:
         """Bytes that are kept."""
         return self._stop
 
-    def head(self, branch: str) -> Revision | None:
-        """As the store says."""
-        return self._store.head(branch)
-
-    def list(self, at: Revision) -> Sequence[Entry]:
-        """As the store says."""
-        return self._store.list(at)
-
     def read(self, at: Revision, path: str, start: int, stop: int, into: memoryview) -> None:
         """Fill `into` with bytes `start` to `stop`: from the file where this very range was read before."""
         key = at.commit, path, start, stop
@@ -59,7 +51,7 @@ class CachedReader:
         if position is not None:
             self._read(position, into[: stop - start])
             return
-        self._store.read(at, path, start, stop, into)
+        super().read(at, path, start, stop, into)
         with self._lock:
             position = self._stop
             if position + stop - start > self._cap:

@@ -29,6 +29,7 @@ from hubshard.lazy.reading import (
 from hubshard.lazy.torch_dtypes import torch_dtype, torch_shape
 from hubshard.manifest import Manifest
 from hubshard.protocols import Reader, Revision, Source
+from hubshard.readers import read_bytes
 from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.store.local import LocalStore
 from hubshard.tensors import Box, TensorSpec
@@ -283,10 +284,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         for entry in self.store.list(self.at):
             if entry.path == path_in_store:
                 _check_small(name, entry.nbytes)
-                raw = bytearray(entry.nbytes)
-                if raw:
-                    self.store.read(self.at, entry.path, 0, entry.nbytes, memoryview(raw))
-                return bytes(raw)
+                return read_bytes(self.store, self.at, entry.path, 0, entry.nbytes)
         return None
 
     def close(self) -> None:

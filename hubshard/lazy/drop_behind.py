@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from hubshard.lazy.pages import forget
-from hubshard.protocols import Entry, Reader, Revision
+from hubshard.protocols import Reader, Revision
+from hubshard.readers import WrappedReader
 
 __all__ = ["DropBehind", "available_memory"]
 
 _CGROUP_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
-class DropBehind:
+class DropBehind(WrappedReader):
     """A `Reader` of local files that lets the system drop its cache of what was read.
 
     For what does not fit into memory as a whole: it would be gone by the time it is read again, and meanwhile it would
@@ -26,20 +26,12 @@ class DropBehind:
     """
 
     def __init__(self, store: Reader, root: Path) -> None:
-        self._store = store
+        super().__init__(store)
         self._root = root
-
-    def head(self, branch: str) -> Revision | None:
-        """As the store says."""
-        return self._store.head(branch)
-
-    def list(self, at: Revision) -> Sequence[Entry]:
-        """As the store says."""
-        return self._store.list(at)
 
     def read(self, at: Revision, path: str, start: int, stop: int, into: memoryview) -> None:
         """Fill `into`, and drop what the cache holds of the range."""
-        self._store.read(at, path, start, stop, into)
+        super().read(at, path, start, stop, into)
         with (self._root / path).open("rb", buffering=0) as file:
             forget(file.fileno(), start, stop)
 

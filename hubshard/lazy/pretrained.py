@@ -25,6 +25,7 @@ from hubshard.lazy.steps import WhichStep
 from hubshard.messages import brief
 from hubshard.paths import check_plain_path
 from hubshard.protocols import Source
+from hubshard.readers import read_bytes
 from hubshard.sources.model_config import config_of
 from hubshard.store.local import LocalStore
 from hubshard.target import RepoTarget, parse_target
@@ -333,12 +334,9 @@ def _small_files(checkpoint: Checkpoint, *, with_code: bool) -> Iterator[Path | 
             wanted = _is_small_config(path) or (with_code and path.endswith(".py"))
             if entry.path.startswith(prefix) and wanted and entry.nbytes <= _MAX_SMALL_BYTES:
                 check_plain_path(entry.path, path="the repo")
-                raw = bytearray(entry.nbytes)
-                if raw:
-                    store.read(at, entry.path, 0, entry.nbytes, memoryview(raw))
                 target = Path(scratch) / path
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(raw)
+                target.write_bytes(read_bytes(store, at, entry.path, 0, entry.nbytes))
         yield Path(scratch)
 
 

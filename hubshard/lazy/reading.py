@@ -15,6 +15,7 @@ from hubshard.lazy.staging import PlainStaging, Staging
 from hubshard.manifest import Extent, Manifest
 from hubshard.protocols import Reader, Revision, Source
 from hubshard.reads import Copy, Read, check_whole_bytes, plan_reads, row_major_strides
+from hubshard.sizes import READ_BYTES
 from hubshard.tensors import Box, TensorSpec
 
 __all__ = [
@@ -54,9 +55,9 @@ class Policy:
     workers: int
 
 
-LOCAL = Policy(max_gap_bytes=64 * 2**10, max_read_bytes=8 * _MIB, budget_bytes=64 * _MIB, workers=4)
+LOCAL = Policy(max_gap_bytes=64 * 2**10, max_read_bytes=READ_BYTES, budget_bytes=64 * _MIB, workers=4)
 """For disks: a gap of this size costs about as much as one more read."""
-REMOTE = Policy(max_gap_bytes=128 * 2**10, max_read_bytes=8 * _MIB, budget_bytes=192 * _MIB, workers=16)
+REMOTE = Policy(max_gap_bytes=128 * 2**10, max_read_bytes=READ_BYTES, budget_bytes=192 * _MIB, workers=16)
 """For networks: one connection does not fill the line. A request costs tens of milliseconds, as much as a gap of a
 megabyte or two; but ranks that read their parts of neighbouring tensors would then all read everything."""
 

@@ -14,7 +14,8 @@ from hubshard.engine import run
 from hubshard.errors import FormatError, IntegrityError
 from hubshard.lazy.reading import Job, Policy
 from hubshard.manifest import Extent, Manifest
-from hubshard.protocols import Entry, Reader, Revision
+from hubshard.protocols import Reader, Revision
+from hubshard.readers import WrappedReader
 
 __all__ = ["VerifyingReader", "promised", "verify_files", "with_the_rest"]
 
@@ -82,7 +83,7 @@ class _Hasher:
         self.position += fresh.nbytes
 
 
-class VerifyingReader:
+class VerifyingReader(WrappedReader):
     """A `Reader` that hashes what it reads.
 
     Args:
@@ -91,21 +92,13 @@ class VerifyingReader:
     """
 
     def __init__(self, store: Reader, sha256: Mapping[str, str]) -> None:
-        self._store = store
+        super().__init__(store)
         self._sha256 = sha256
         self._hashers = {path: _Hasher() for path in sha256}
 
-    def head(self, branch: str) -> Revision | None:
-        """As the store says."""
-        return self._store.head(branch)
-
-    def list(self, at: Revision) -> Sequence[Entry]:
-        """As the store says."""
-        return self._store.list(at)
-
     def read(self, at: Revision, path: str, start: int, stop: int, into: memoryview) -> None:
         """Fill `into`, and take its bytes into the file's hash."""
-        self._store.read(at, path, start, stop, into)
+        super().read(at, path, start, stop, into)
         if path in self._hashers:
             self._hashers[path].take(start, into.cast("B")[: stop - start])
 

@@ -15,6 +15,7 @@ from hubshard.paths import check_case, check_plain_path
 from hubshard.plan import Shard, ShardPlan, plan_shards
 from hubshard.protocols import Buffer, Entry, Source
 from hubshard.shardfile import stream_shard
+from hubshard.sizes import READ_BYTES
 from hubshard.sources.cast import CastSource
 from hubshard.sources.dtypes import CASTABLE
 from hubshard.sources.model import ModelParts, Whole, parts_of
@@ -45,7 +46,6 @@ DEFAULT_EXCLUDE = (
 )
 """What never goes along with a model: caches of tools, and a trainer's resume state."""
 
-_READ_BYTES = 8 * 2**20  # enough for full speed, small enough to fit any budget several times
 _WORKERS = 8
 # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
 _POINTER = b"version https://git-lfs.github.com/spec/v1\n"
@@ -236,7 +236,7 @@ def _companions(
             if not path.endswith(".json"):
                 notes.append(f"{path} is left out: it is no part of the checkpoint that is published")
             continue
-        data = partial(opened.blocks, path, entry.nbytes, block_bytes=_READ_BYTES)
+        data = partial(opened.blocks, path, entry.nbytes, block_bytes=READ_BYTES)
         files.append(OutFile(path, entry.nbytes, data))
     for file in files:
         _refuse_pointer(file)
@@ -269,7 +269,7 @@ def _outgoing(
     total_parameters: int | None = None,
 ) -> Outgoing:
     shards = tuple(
-        OutFile(shard.path, shard.nbytes, partial(stream_shard, shard, tensors, max_read_bytes=_READ_BYTES))
+        OutFile(shard.path, shard.nbytes, partial(stream_shard, shard, tensors, max_read_bytes=READ_BYTES))
         for shard in plan.shards
     )
     if plan.index_path is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hubshard.engine import run
 from hubshard.manifest import Piece
 from hubshard.reads import plan_reads
+from hubshard.sizes import READ_BYTES
 from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.store.opening import Opened, open_target
 from hubshard.tensors import TensorSpec
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Difference", "diff"]
 
-_BLOCK_BYTES = 8 * 2**20
 _GROUP_BYTES = 4 * 2**20
 _GAP_BYTES = 64 * 2**10  # less than a request costs
 _WORKERS = 4
@@ -83,9 +83,9 @@ def diff(
     sides = (_Side(opened[0], old, before), _Side(opened[1], new, after))
     results = run(
         _groups(undecided, sides[0]),
-        cost=lambda names: min(4 * sum(before[name].nbytes for name in names), 2 * _BLOCK_BYTES) + 1,
+        cost=lambda names: min(4 * sum(before[name].nbytes for name in names), 2 * READ_BYTES) + 1,
         work=lambda names: _changed(names, *sides),
-        budget_bytes=2 * _WORKERS * _BLOCK_BYTES,
+        budget_bytes=2 * _WORKERS * READ_BYTES,
         workers=_WORKERS,
     )
     changed = tuple(sorted(chain.from_iterable(results)))
@@ -137,7 +137,7 @@ class _Side:
         specs = {self.specs[name].name: self.specs[name] for name in names}
         boxes = {name: spec.box for name, spec in specs.items()}
         found = {name: bytearray(spec.nbytes) for name, spec in specs.items()}
-        plan = plan_reads(self.source.manifest, boxes, max_gap_bytes=_GAP_BYTES, max_read_bytes=_BLOCK_BYTES)
+        plan = plan_reads(self.source.manifest, boxes, max_gap_bytes=_GAP_BYTES, max_read_bytes=READ_BYTES)
         for read in plan.reads:
             data = memoryview(bytearray(read.nbytes))
             self.opened.store.read(self.opened.at, read.path, read.start, read.stop, data)
@@ -166,7 +166,7 @@ def _changed(names: Sequence[str], old: _Side, new: _Side) -> Sequence[str]:
     """Those of a group whose values differ."""
     if len(names) == 1:
         a, b = old.specs[names[0]], new.specs[names[0]]
-        blocks = a.box.blocks(bits=a.bits, max_bytes=_BLOCK_BYTES)
+        blocks = a.box.blocks(bits=a.bits, max_bytes=READ_BYTES)
         return [] if all(old.source.read(a.name, x) == new.source.read(b.name, x) for x in blocks) else names
     before, after = old.read_whole(names), new.read_whole(names)
     return [name for name in names if before[old.specs[name].name] != after[new.specs[name].name]]

@@ -11,6 +11,7 @@ from hubshard.engine import run
 from hubshard.errors import HubshardError
 from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.protocols import Entry
+from hubshard.sizes import READ_BYTES
 from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.store.opening import Opened, open_target
 from hubshard.store.patience import Patience
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Problem", "Verification", "verify"]
 
-_READ_BYTES = 8 * 2**20
 _WORKERS = 8
 
 
@@ -112,9 +112,9 @@ def _verify(opened: Opened, other: Opened | None, against: str, variant: str | N
     promised = [entry for entry in entries if entry.path in expected and can_verify(expected[entry.path])]
     checked = run(
         promised,
-        cost=lambda entry: min(entry.nbytes, _READ_BYTES) + 1,
+        cost=lambda entry: min(entry.nbytes, READ_BYTES) + 1,
         work=lambda entry: _check(opened, entry, expected[entry.path], op),
-        budget_bytes=_WORKERS * _READ_BYTES,
+        budget_bytes=_WORKERS * READ_BYTES,
         workers=_WORKERS,
     )
     problems += [problem for problem in checked if problem is not None]
@@ -141,7 +141,7 @@ def _check(opened: Opened, entry: Entry, expected: Entry, op: Operation) -> Prob
         return Problem(entry.path, f"has {entry.nbytes} bytes, not {expected.nbytes}")
     digest = new_hash(expected)
     try:
-        for block in opened.blocks(entry.path, entry.nbytes, block_bytes=_READ_BYTES):
+        for block in opened.blocks(entry.path, entry.nbytes, block_bytes=READ_BYTES):
             digest.update(block)
             op.tell("received", entry.path, block.nbytes)
     except HubshardError as error:

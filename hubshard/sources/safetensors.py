@@ -12,6 +12,7 @@ from hubshard.index import Index, decode_index
 from hubshard.manifest import Extent, FileDigest, Manifest, Piece, manifest_of_headers
 from hubshard.messages import listed
 from hubshard.protocols import Buffer, Entry, Reader, Revision
+from hubshard.readers import read_bytes
 from hubshard.reads import plan_reads
 from hubshard.sources.weight_files import find_weight_files
 from hubshard.tensors import Box, TensorSpec
@@ -138,10 +139,7 @@ class SafetensorsSource:
         return decode_index(self._bytes(entry, 0, entry.nbytes), path=entry.path)
 
     def _bytes(self, entry: Entry, start: int, stop: int) -> bytes:
-        buffer = bytearray(stop - start)
-        if buffer:
-            self._store.read(self._at, entry.path, start, stop, memoryview(buffer))
-        return bytes(buffer)
+        return read_bytes(self._store, self._at, entry.path, start, stop)
 
     def _headers(self, shards: Sequence[_Shard], workers: int) -> Mapping[str, Header]:
         results = run(

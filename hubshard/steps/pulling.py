@@ -15,6 +15,7 @@ from hubshard.errors import ConflictError, FormatError, IncompleteError, Integri
 from hubshard.events import Gathered, Operation
 from hubshard.locks import try_lock
 from hubshard.protocols import Buffer
+from hubshard.sizes import READ_BYTES
 from hubshard.steps.checking import FileCheck
 from hubshard.steps.places import LocalPlace, OpenStep
 from hubshard.steps.step import StepFile, step_folder
@@ -23,7 +24,6 @@ from hubshard.store.local_stage import check_free_space
 
 __all__ = ["OpenStream", "pull_step"]
 
-_READ_BYTES = 8 * 2**20
 _WORKERS = 8
 _LOCK_NAME = ".rank-00000-pull.part"  # as all that a save left half done, it goes with the next
 
@@ -62,9 +62,9 @@ def pull_step(opened: OpenStep, raw: bytes, stream: OpenStream, local_dir: Path,
         check_free_space(folder, sum(_missing_bytes(folder, file) for file in step.files), what=folder.name)
         for _ in run(
             step.files,
-            cost=lambda file: min(file.nbytes, _READ_BYTES),
+            cost=lambda file: min(file.nbytes, READ_BYTES),
             work=partial(_pull_file, folder, stream, op),
-            budget_bytes=_WORKERS * _READ_BYTES,
+            budget_bytes=_WORKERS * READ_BYTES,
             workers=_WORKERS,
         ):
             pass
@@ -192,7 +192,7 @@ def _read(path: Path, nbytes: int, then: Callable[[bytes], None]) -> None:
 
 
 def _read_from(file: BinaryIO, nbytes: int, then: Callable[[bytes], None]) -> None:
-    while nbytes and (data := file.read(min(nbytes, _READ_BYTES))):
+    while nbytes and (data := file.read(min(nbytes, READ_BYTES))):
         nbytes -= len(data)
         then(data)
 

@@ -11,6 +11,7 @@ from hubshard.errors import IntegrityError
 from hubshard.manifest import FileDigest, Manifest, Piece
 from hubshard.protocols import Reader, Revision
 from hubshard.reads import Copy, Read, plan_reads
+from hubshard.sizes import READ_BYTES
 from hubshard.steps.step import Step, StepFile
 from hubshard.tensors import Box, TensorSpec
 
@@ -39,7 +40,7 @@ class Pace:
     workers: int
 
 
-LOCAL = Pace(max_gap_bytes=64 * 2**10, max_read_bytes=8 * _MIB, job_bytes=64 * _MIB, workers=4)
+LOCAL = Pace(max_gap_bytes=64 * 2**10, max_read_bytes=READ_BYTES, job_bytes=64 * _MIB, workers=4)
 """For disks."""
 REMOTE = Pace(max_gap_bytes=256 * 2**10, max_read_bytes=16 * _MIB, job_bytes=64 * _MIB, workers=12)
 """For networks: a request costs tens of milliseconds, and one connection does not fill the line."""

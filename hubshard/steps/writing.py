@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from hubshard.disk import sync_folder, write_all
 from hubshard.errors import ConflictError, IntegrityError
 from hubshard.protocols import Buffer, Revision, Staged, Store
+from hubshard.sizes import READ_BYTES
 from hubshard.steps.parts import FileReceipt, Part, PlannedFile
 from hubshard.steps.places import BranchPlace
 from hubshard.steps.step import MANIFEST_NAME, Step, StepFile, step_folder
@@ -37,7 +38,6 @@ __all__ = [
     "write_manifest",
 ]
 
-_READ_BYTES = 8 * 2**20
 _BUFFERS_BEHIND = 4
 _OURS = re.compile(r"rank-[0-9]{5,}-[0-9]{5,}-[0-9a-f]{12}\.safetensors\Z")
 
@@ -111,7 +111,7 @@ class PieceStream:
         for part in self.planned.parts:
             if not part.box.numel:
                 continue
-            for box in part.box.blocks(bits=part.spec.bits, max_bytes=_READ_BYTES):
+            for box in part.box.blocks(bits=part.spec.bits, max_bytes=READ_BYTES):
                 buffer = self._read(part, box)
                 nbytes = memoryview(buffer).nbytes
                 if nbytes * 8 != box.numel * part.spec.bits:

@@ -10,7 +10,7 @@ from hubshard.paths import check_store_path
 from hubshard.protocols import Content, Entry, Revision, Staged
 from hubshard.store.commit import Made, commit_by_rule
 from hubshard.store.hub_card import check_card
-from hubshard.store.hub_client import HubClient, Token
+from hubshard.store.hub_client import PATHS_PER_REQUEST, HubClient, Token
 from hubshard.store.hub_commit import check_changes, commit_body, history_of, made_of, send_commit
 from hubshard.store.hub_errors import is_revision_missing, translated
 from hubshard.store.hub_pulls import open_pull_request_of, pull_request_of
@@ -23,7 +23,6 @@ from hubshard.store.patience import Patience
 __all__ = ["HubStore"]
 
 _MAIN = "main"
-_PATHS_PER_REQUEST = 500
 _XET_BYTES = 4 * 1024 * 1024
 
 
@@ -369,13 +368,13 @@ class HubStore:
         """Those of `paths` that are files of a revision."""
         wanted = sorted(paths)
         found: list[str] = []
-        for start in range(0, len(wanted), _PATHS_PER_REQUEST):
+        for start in range(0, len(wanted), PATHS_PER_REQUEST):
             found += self._client.ask(
                 "POST",
                 self._client.api_url("paths-info", at.commit),
                 f"look at files at {at.commit[:12]}",
                 lambda items: [str(item["path"]) for item in items if item["type"] == "file"],
-                data={"paths": wanted[start : start + _PATHS_PER_REQUEST], "expand": False},
+                data={"paths": wanted[start : start + PATHS_PER_REQUEST], "expand": False},
             )
         return found
 

@@ -16,7 +16,7 @@ from hubshard.store.hub_errors import translated, understood
 from hubshard.store.patience import Patience
 from hubshard.target import check_endpoint, check_repo_id, check_text
 
-__all__ = ["HubClient", "Token", "quoted", "without_token"]
+__all__ = ["BUSY_STALLS", "PATHS_PER_REQUEST", "HubClient", "Token", "quoted", "without_token"]
 
 Token = str | bool | Callable[[], str | None] | None
 """A token; None for the one of this machine (login, HF_TOKEN, or the CI's identity), False for none at all, or a
@@ -24,6 +24,13 @@ function that is asked before each request."""
 
 T = TypeVar("T")
 
+BUSY_STALLS = 20.0
+"""So many times the patience with silence does a server get that has large work to do: a commit, a deletion."""
+PATHS_PER_REQUEST = 500
+"""How many paths the Hub is asked about at once."""
+
+_CONNECT_SECONDS = 20.0
+_STALLS = 2.0
 _AUTHORIZATION = re.compile(r"Bearer [!-~]+")
 _answered: set[tuple[str, str, int | None]] = set()  # servers that this process has had an answer from
 _URL_PREFIXES = {"model": "", "dataset": "datasets/", "space": "spaces/"}
@@ -102,6 +109,10 @@ class HubClient:
         """The LFS batch route."""
         return f"{self.web_url()}.git/info/lfs/objects/batch"
 
+    def timeout(self, stalls: float = 1.0) -> httpx.Timeout:
+        """What ends a request: so many times the silence that is a stall, for each read and write."""
+        return httpx.Timeout(stalls * self.patience.stall_seconds, connect=_CONNECT_SECONDS)
+
     def send(
         self,
         method: str,
@@ -112,7 +123,7 @@ class HubClient:
         retry: bool = True,
         auth: bool = True,
         headers: Mapping[str, str] | None = None,
-        timeout_seconds: float | None = None,
+        stalls: float = _STALLS,
         **body: Any,
     ) -> httpx.Response:
         """One request, tried again, with fresh headers, where that is safe.
@@ -125,13 +136,13 @@ class HubClient:
             retry: False where it must not be sent twice.
             auth: False for signed URLs, which may lead to another server.
             headers: further ones.
-            timeout_seconds: of silence, for each read and write; None for twice what is a stall.
+            stalls: how many times the silence that is a stall is borne.
             body: `json`, `params` or `content` of the request.
 
         Raises:
             NotFoundError, ConflictError, StoreError: as the answer says.
         """
-        timeout = httpx.Timeout(timeout_seconds or 2 * self.patience.stall_seconds, connect=20.0)
+        timeout = self.timeout(stalls)
         attempt = partial(self._attempt, method, url, what, needs, headers, timeout=timeout, auth=auth, **body)
         most, is_known = None if retry else 0, _origin(url) in _answered
         return self.patience.insist(attempt, what, most=most, is_known=is_known)

@@ -10,12 +10,11 @@ from hubshard.errors import FormatError, StoreError
 from hubshard.paths import check_store_path
 from hubshard.protocols import Staged
 from hubshard.store.commit import Made, publish_id_in, with_publish_id
-from hubshard.store.hub_client import HubClient
+from hubshard.store.hub_client import BUSY_STALLS, HubClient
 from hubshard.target import check_text
 
 __all__ = ["check_changes", "commit_body", "history_of", "made_of", "send_commit"]
 
-_STALLS = 20.0  # a large commit keeps the server busy
 _LOOK_BACK = 200
 
 
@@ -66,7 +65,7 @@ def send_commit(client: HubClient, branch: str, body: bytes, *, create_pr: bool)
         needs="write" if not create_pr else "read",
         retry=False,
         headers={"Content-Type": "application/x-ndjson"},
-        timeout_seconds=_STALLS * client.patience.stall_seconds,
+        stalls=BUSY_STALLS,
         content=body,
         params={"create_pr": "1"} if create_pr else None,
     )

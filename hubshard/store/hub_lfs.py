@@ -119,7 +119,7 @@ def _put(
                 url,
                 content=source.range(start, stop),
                 headers={"Content-Length": str(stop - start), **headers},
-                timeout=httpx.Timeout(_STALLS * client.patience.stall_seconds, connect=20.0),
+                timeout=client.timeout(_STALLS),
             )
             hf_raise_for_status(response)
         return response

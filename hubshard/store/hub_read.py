@@ -106,9 +106,8 @@ class RangeReader:
 
     def _get(self, url: str, start: int, stop: int) -> contextlib.AbstractContextManager[httpx.Response]:
         headers = {**self._client.headers_for(url), "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
-        timeout = httpx.Timeout(self._client.patience.stall_seconds, connect=20.0)
         stream: contextlib.AbstractContextManager[httpx.Response] = get_session().stream(
-            "GET", url, headers=headers, timeout=timeout, follow_redirects=False
+            "GET", url, headers=headers, timeout=self._client.timeout(), follow_redirects=False
         )
         return stream
 

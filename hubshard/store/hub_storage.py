@@ -13,15 +13,13 @@ from itertools import islice
 from typing import Any
 
 from hubshard.errors import NotFoundError, StoreError
-from hubshard.store.hub_client import HubClient, Token
+from hubshard.store.hub_client import BUSY_STALLS, PATHS_PER_REQUEST, HubClient, Token
 from hubshard.store.hub_errors import status_of
 from hubshard.store.patience import Patience
 
 __all__ = ["Change", "HubStorage", "StoredFile"]
 
 _FILES_PER_REQUEST = 1000
-_PATHS_PER_REQUEST = 500
-_STALLS = 20.0  # a large deletion keeps the server busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +95,8 @@ class HubStorage:
         """The commit that last changed each path, where the Hub says."""
         url, what = self._client.api_url("paths-info", commit), f"look at files at {commit[:12]}"
         found: dict[str, Change] = {}
-        for start in range(0, len(paths), _PATHS_PER_REQUEST):
-            body = {"paths": list(paths[start : start + _PATHS_PER_REQUEST]), "expand": True}
+        for start in range(0, len(paths), PATHS_PER_REQUEST):
+            body = {"paths": list(paths[start : start + PATHS_PER_REQUEST]), "expand": True}
             items = self._client.ask(
                 "POST", url, what, lambda answer: [_last_change_of(item) for item in answer], json=body
             )
@@ -128,7 +126,7 @@ class HubStorage:
                 url,
                 "delete stored files",
                 needs="write",
-                timeout_seconds=_STALLS * self._client.patience.stall_seconds,
+                stalls=BUSY_STALLS,
                 json={"deletions": {"sha": sha256s, "rewriteHistory": False}},
             )
         except StoreError as error:
@@ -148,7 +146,7 @@ class HubStorage:
             self._client.api_url("super-squash", branch),
             f"squash the history of {branch!r}",
             needs="write",
-            timeout_seconds=_STALLS * self._client.patience.stall_seconds,
+            stalls=BUSY_STALLS,
             json={"message": message},
         )
 

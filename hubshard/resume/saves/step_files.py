@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from hubshard.protocols import Entry, Reader, Revision
+from hubshard.protocols import Reader, Revision
+from hubshard.readers import WrappedReader
 from hubshard.steps.reading import LOCAL, REMOTE, StepFolder
 from hubshard.steps.step import Step, step_folder
 from hubshard.store.local import LocalStore
@@ -36,24 +37,18 @@ def open_files(
     return StepFolder(both, at, prefix, f"{where}/{step_folder(step.step)}", REMOTE)
 
 
-class _DiskBeforeHub:
+class _DiskBeforeHub(WrappedReader):
     """A revision of a repo, some of whose files are read from a disk."""
 
     def __init__(self, disk: Reader, at_disk: Revision, on_disk: Mapping[str, str], hub: Reader) -> None:
+        super().__init__(hub)
         self._disk = disk
         self._at_disk = at_disk
         self._on_disk = on_disk
-        self._hub = hub
-
-    def head(self, branch: str) -> Revision | None:
-        return self._hub.head(branch)
-
-    def list(self, at: Revision) -> Sequence[Entry]:
-        return self._hub.list(at)
 
     def read(self, at: Revision, path: str, start: int, stop: int, into: memoryview) -> None:
         name = self._on_disk.get(path)
         if name is None:
-            self._hub.read(at, path, start, stop, into)
+            super().read(at, path, start, stop, into)
         else:
             self._disk.read(self._at_disk, name, start, stop, into)
