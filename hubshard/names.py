@@ -25,6 +25,7 @@ __all__ = [
     "is_numbered",
     "is_of_training",
     "is_pickled",
+    "is_training_folder",
     "is_weight_file",
     "parse_weight_name",
     "shard_name",
@@ -57,6 +58,7 @@ _PICKLED = frozenset({"bin", "pt", "pth", "ckpt", "pkl", "pickle", "joblib", "di
 _OF_TRAINING = re.compile(
     r"(?:training_args\.bin|trainer_state\.json|(?:optimizer|scheduler|scaler)\.(?:pt|bin)|rng_state.*\.pth)\Z"
 )
+_TRAINING_FOLDER = re.compile(r"(?:checkpoint|step|global_step)-?[0-9]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +167,8 @@ def is_pickled(name: str) -> bool:
 def is_of_training(name: str) -> bool:
     """Whether `name` (no folder) is a file that a trainer keeps to go on from, such as `optimizer.pt`."""
     return _OF_TRAINING.match(name) is not None
+
+
+def is_training_folder(name: str) -> bool:
+    """Whether a folder of this name is that of one step of a training run, such as `checkpoint-500`."""
+    return _TRAINING_FOLDER.match(name) is not None

@@ -26,6 +26,8 @@ from hubshard.tensors import DTYPE_BITS, TensorSpec
 
 __all__ = [
     "MAX_FILE_BYTES",
+    "MAX_INDEX_BYTES",
+    "MAX_SHARDS",
     "Shard",
     "ShardPlan",
     "natural_key",
@@ -34,6 +36,10 @@ __all__ = [
 
 MAX_FILE_BYTES = 500 * 10**9
 """Largest file that the Hub takes (https://huggingface.co/docs/hub/storage-limits)."""
+MAX_INDEX_BYTES = 10 * 10**6
+"""Largest index that the Hub's own readers take; loaders know no bound."""
+MAX_SHARDS = 10_000
+"""Files that a folder should hold at most (https://huggingface.co/docs/hub/storage-limits)."""
 _OFFSET_DIGITS = len(str(MAX_FILE_BYTES))
 _DIGITS = re.compile(r"\d+")
 

@@ -198,7 +198,7 @@ def _outgoing(source: StepSource, layout: Layout, companions: Sequence[object], 
             raw = b"".join(map(bytes, config.data()))
         changed = None if raw is None else config_with_dtype(raw, CASTABLE[layout.dtype])
         if changed is not None and changed is not raw:
-            files[_CONFIG] = _in_memory(_CONFIG, changed)
+            files[_CONFIG] = OutFile.of(_CONFIG, changed)
     notes = (*outgoing.notes, *_notes(source, files.keys() | target.sizes.keys()))
     title = f"Promote step {source.opened.step.step}"  # and no more: the repo or folder may be nobody else's business
     return replace(outgoing, files=tuple(files.values()), notes=notes, title=title)
@@ -212,7 +212,7 @@ def _saved_files(source: StepSource) -> Iterator[OutFile]:
             check_plain_path(path, path=source.opened.folder.where)
             if is_weight_file(path, variant=variant_of(path)):
                 raise FormatError(f"{source.opened.folder.where}: its metadata brings the weight file {path}")
-            yield _in_memory(path, content.encode() if isinstance(content, str) else content, default=True)
+            yield OutFile.of(path, content.encode() if isinstance(content, str) else content, default=True)
 
 
 def _notes(source: StepSource, paths: Container[str]) -> Iterator[str]:
@@ -224,7 +224,3 @@ def _notes(source: StepSource, paths: Container[str]) -> Iterator[str]:
         yield f"all names begin with {_DISTRIBUTED!r}, as DistributedDataParallel saves them: is part={part!r} meant?"
     if _CONFIG not in paths:
         yield f"the repo has no {_CONFIG}, which transformers asks for: give the model's config as a companion"
-
-
-def _in_memory(path: str, data: bytes, *, default: bool = False) -> OutFile:
-    return OutFile(path, len(data), lambda: [data], default)

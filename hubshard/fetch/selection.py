@@ -7,7 +7,6 @@ files that no index names, the folders of training checkpoints, and git's own fi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -23,6 +22,7 @@ from hubshard.names import (
     is_numbered,
     is_of_training,
     is_pickled,
+    is_training_folder,
     parse_weight_name,
 )
 from hubshard.paths import check_case, check_plain_path
@@ -36,7 +36,6 @@ _OTHER_WEIGHTS = {
     *("h5", "msgpack", "onnx", "onnx_data", "gguf", "ggml", "npz", "tflite", "pb", "keras", "params", "pdparams"),
     *("engine", "plan", "nemo", "mlmodel", "llamafile"),
 }
-_TRAINING_FOLDER = re.compile(r"(?:checkpoint|step|global_step)-?\d+\Z")
 _SHOWN = 5
 
 
@@ -144,7 +143,7 @@ def _usual_choice(listing: Sequence[Entry], variant: str | None, read_index: Rea
 
 def _is_aside(path: str) -> bool:
     *folders, name = PurePosixPath(path).parts
-    return name.startswith(".git") or any(_TRAINING_FOLDER.match(folder) for folder in folders)
+    return name.startswith(".git") or any(map(is_training_folder, folders))
 
 
 def _name(entry: Entry) -> str:

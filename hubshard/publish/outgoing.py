@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from functools import partial
 from typing import Any
 
 from hubshard.errors import FormatError
 from hubshard.messages import brief
 from hubshard.names import is_weight_file, shard_name, variant_of
-from hubshard.paths import check_case, check_plain_path
-from hubshard.plan import Shard, ShardPlan, plan_shards
+from hubshard.paths import check_case, check_plain_path, check_store_path
+from hubshard.plan import MAX_INDEX_BYTES, MAX_SHARDS, Shard, ShardPlan, plan_shards
 from hubshard.protocols import Buffer, Entry, Source
+from hubshard.publish.left_out import Choice
 from hubshard.shardfile import stream_shard
-from hubshard.sizes import READ_BYTES
+from hubshard.sizes import READ_BYTES, format_size
 from hubshard.sources.cast import CastSource
 from hubshard.sources.dtypes import CASTABLE
 from hubshard.sources.model import ModelParts, Whole, parts_of
@@ -25,31 +25,16 @@ from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.sources.state_dict import StateDictSource
 from hubshard.store.opening import Opened
 
-__all__ = ["DEFAULT_EXCLUDE", "Layout", "OutFile", "Outgoing", "from_memory", "from_store"]
-
-DEFAULT_EXCLUDE = (
-    ".git/*",
-    ".cache/*",
-    "*/.cache/*",
-    "__pycache__/*",
-    "*/__pycache__/*",
-    ".DS_Store",
-    "*/.DS_Store",
-    "optimizer.pt",
-    "optimizer.bin",
-    "scheduler.pt",
-    "scaler.pt",
-    "rng_state*.pth",
-    "training_args.bin",
-    "trainer_state.json",
-    "global_step*/*",
-)
-"""What never goes along with a model: caches of tools, and a trainer's resume state."""
+__all__ = ["Layout", "OutFile", "Outgoing", "from_memory", "from_store"]
 
 _WORKERS = 8
 # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
 _POINTER = b"version https://git-lfs.github.com/spec/v1\n"
 _MAX_POINTER_BYTES = 1024
+_LARGE_INDEX = "the Hub's own readers take 10 MB at most; transformers reads it, the page of the repo may not"
+_MANY_SHARDS = (
+    "the Hub advises fewer than 10,000 files in a folder, and lists them page by page; make the shards larger"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +52,11 @@ class OutFile:
     nbytes: int
     data: Callable[[], Iterable[Buffer]]
     default: bool = False
+
+    @classmethod
+    def of(cls, path: str, content: bytes, *, default: bool = False) -> OutFile:
+        """A file whose content is in memory."""
+        return cls(path, len(content), lambda: [content], default)
 
 
 @dataclass(frozen=True)
@@ -147,8 +137,8 @@ def from_memory(
         aliases=tensors.aliases(),
         metadata=parts.metadata,
     )
-    files = [_in_memory(path, data) for path, data in parts.files.items()]
-    files += [_in_memory(path, data, default=True) for path, data in parts.default_files.items()]
+    files = [OutFile.of(path, data) for path, data in parts.files.items()]
+    files += [OutFile.of(path, data, default=True) for path, data in parts.default_files.items()]
     return _outgoing(plan, tensors, files, total_parameters=parts.total_parameters)
 
 
@@ -174,7 +164,7 @@ def from_store(
         opened: the revision.
         layout: of the shards.
         include: patterns of files that go along; all by default.
-        exclude: patterns of files that do not, besides `DEFAULT_EXCLUDE`.
+        exclude: patterns of files that do not, besides those that `Choice` leaves out.
 
     Raises:
         FormatError: a checkpoint that does not hold together, or a file name that cannot be published.
@@ -194,14 +184,14 @@ def from_store(
     if path is not None and source.index_path is None:
         return _outgoing(plan, tensors, [], notes=source.notes)
     along = [entry for entry in entries if entry.path not in source.weight_files]
-    files, notes = _companions(opened, along, include, (*exclude, *DEFAULT_EXCLUDE))
+    files, notes = _companions(opened, along, Choice(include, exclude))
     total_parameters = None
     for number, file in enumerate(files):
         if file.path == "config.json":
             raw = b"".join(file.data())
             total_parameters = logical_parameters(source.specs(), config_of(raw))
             if layout.dtype:
-                files[number] = _in_memory(file.path, config_with_dtype(raw, CASTABLE[layout.dtype]))
+                files[number] = OutFile.of(file.path, config_with_dtype(raw, CASTABLE[layout.dtype]))
     return _outgoing(plan, tensors, files, notes=(*source.notes, *notes), total_parameters=total_parameters)
 
 
@@ -224,13 +214,11 @@ def _kept_plan(source: SafetensorsSource, layout: Layout) -> ShardPlan | None:
     return ShardPlan(tuple(shards), layout.variant, oversized)
 
 
-def _companions(
-    opened: Opened, entries: Iterable[Entry], include: Sequence[str], exclude: Sequence[str]
-) -> tuple[list[OutFile], list[str]]:
+def _companions(opened: Opened, entries: Iterable[Entry], choice: Choice) -> tuple[list[OutFile], list[str]]:
     files, notes = [], []
     for entry in entries:
         path = entry.path
-        if _matches(path, exclude) or (include and not _matches(path, include)):
+        if not choice.takes(path):
             continue
         if is_weight_file(path, variant=variant_of(path)):
             if not path.endswith(".json"):
@@ -240,7 +228,7 @@ def _companions(
         files.append(OutFile(path, entry.nbytes, data))
     for file in files:
         _refuse_pointer(file)
-    return files, notes
+    return files, [*notes, *choice.notes()]
 
 
 def _refuse_pointer(file: OutFile) -> None:
@@ -250,14 +238,6 @@ def _refuse_pointer(file: OutFile) -> None:
             f"{file.path}: this is a Git LFS pointer, not the file itself",
             hint="fetch the content with `git lfs pull`, or leave the file out with `exclude`",
         )
-
-
-def _matches(path: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch(path, pattern) for pattern in patterns)
-
-
-def _in_memory(path: str, data: bytes, *, default: bool = False) -> OutFile:
-    return OutFile(path, len(data), lambda: [data], default)
 
 
 def _outgoing(
@@ -272,11 +252,22 @@ def _outgoing(
         OutFile(shard.path, shard.nbytes, partial(stream_shard, shard, tensors, max_read_bytes=READ_BYTES))
         for shard in plan.shards
     )
+    notes = [*notes, *_notes_on(plan)]
     if plan.index_path is not None:
-        files = [_in_memory(plan.index_path, plan.index(total_parameters=total_parameters)), *files]
+        index = plan.index(total_parameters=total_parameters)
+        files = [OutFile.of(plan.index_path, index), *files]
+        if len(index) > MAX_INDEX_BYTES:
+            notes.append(f"{plan.index_path} has {format_size(len(index))}: {_LARGE_INDEX}")
     paths = [file.path for file in (*shards, *files)]
     for path in paths:
         check_plain_path(path, path="the files to publish", hint="rename it, or leave it out with `exclude`")
+        check_store_path(path)
     check_case(paths, path="the files to publish")
-    notes = (*notes, *(f"tensor {brief(name)} alone is larger than the bound of a shard" for name in plan.oversized))
-    return Outgoing(plan, shards, tuple(files), notes)
+    return Outgoing(plan, shards, tuple(files), tuple(notes))
+
+
+def _notes_on(plan: ShardPlan) -> Iterator[str]:
+    for name in plan.oversized:
+        yield f"tensor {brief(name)} alone is larger than the bound of a shard"
+    if len(plan.shards) > MAX_SHARDS:
+        yield f"there are {len(plan.shards)} shards: {_MANY_SHARDS}"
