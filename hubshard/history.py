@@ -13,7 +13,7 @@ from hubshard.store.commit import check_head
 from hubshard.store.hub import HubStore
 from hubshard.store.hub_client import Token
 from hubshard.store.patience import Patience
-from hubshard.target import check_revision, check_text
+from hubshard.target import check_commit, check_revision, check_text
 
 __all__ = ["RolledBack", "rollback"]
 
@@ -72,6 +72,8 @@ def rollback(
     """
     if message is not None:
         check_text(message, "the message")
+    if expected_head is not None:
+        check_commit(expected_head)
     with operation("rollback", repo_id, on_event) as op:
         store = HubStore(repo_id, token=token, endpoint=endpoint, patience=Patience(on_retry=op.retry))
         head, goal = _revision(store, revision), _revision(store, to)

@@ -13,6 +13,7 @@ from hubshard.messages import brief
 
 __all__ = [
     "RepoTarget",
+    "check_commit",
     "check_endpoint",
     "check_ref_name",
     "check_repo_id",
@@ -28,6 +29,7 @@ _NAME = r"\w(?:[\w.-]{0,94}\w)?"
 _NO_REF_NAME = re.compile(
     r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|^[./-]|\.lock(?:/|\Z)|[./]\Z|^@?\Z|^[0-9a-f]{40}\Z|^refs/"
 )
+_COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _MAX_REF_BYTES = 200
 _REPO_ID = re.compile(rf"(?:{_NAME}/)?{_NAME}\Z", re.ASCII)
 
@@ -128,6 +130,17 @@ def check_revision(name: str | None) -> str | None:
     if name is not None and not name.strip():
         raise FormatError("an empty text is no revision", hint="name a branch, a tag or a commit, or leave it out")
     return name
+
+
+def check_commit(commit: str) -> str:
+    """`commit` itself, when it can be the id of one, in full or its beginning.
+
+    Raises:
+        FormatError: it cannot.
+    """
+    if not _COMMIT.fullmatch(commit):
+        raise FormatError(f"{brief(commit)} is no commit", hint="write its id, in full or its first 7 or more digits")
+    return commit
 
 
 def check_text(text: str, what: str) -> str:

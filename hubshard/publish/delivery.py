@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError
+from hubshard.errors import ConflictError, FormatError, HubshardError
 from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.plan import ShardPlan
 from hubshard.protocols import Revision, Staged
 from hubshard.publish.destination import Destination
-from hubshard.publish.final_commit import Change, FinalCommit
+from hubshard.publish.final_commit import FinalCommit
 from hubshard.publish.outgoing import Outgoing
+from hubshard.publish.preflight import PULL_REQUEST, base_of, card_warnings, check_tag, tell_of_new_repo
 from hubshard.publish.scratch import Scratch, scratch_in
 from hubshard.publish.sending import LARGE_FILE_BYTES
 from hubshard.publish.staging import publish_key
@@ -26,12 +26,11 @@ from hubshard.store.commit import check_head
 from hubshard.store.hub import HubStore
 from hubshard.store.hub_client import Token
 from hubshard.store.patience import Patience
-from hubshard.target import check_ref_name
+from hubshard.target import check_commit, check_ref_name, check_text
 
 __all__ = ["Collect", "Delivery", "Published", "Together", "Work", "deliver"]
 
 _LOG = logging.getLogger("hubshard")
-_PULL_REQUEST = re.compile(r"refs/pr/[1-9][0-9]*")
 
 Collect = Callable[[Patience], Outgoing]
 """Finds out what is to be published; nothing was written yet."""
@@ -117,8 +116,12 @@ class Delivery:
             )
         if self.tag is not None:
             check_ref_name(self.tag, "tag")
-        if not _PULL_REQUEST.fullmatch(self.revision):
+        if not PULL_REQUEST.fullmatch(self.revision):
             check_ref_name(self.revision, "branch")
+        if self.expected_head is not None:
+            check_commit(self.expected_head)
+        if self.message is not None:
+            check_text(self.message, "the message")
 
     @property
     def batch_bytes(self) -> int | None:
@@ -182,11 +185,11 @@ def deliver(to: Delivery, collect: Collect, together: Together | None = None) ->
                 _LOG.warning(note)
             op.tell("warning", detail=note)
         op.start(outgoing.nbytes, to.revision)
+        if together is not None and (together.size > 1 or not to.dry_run):
+            together.agree(_same(to, outgoing))
         if to.dry_run:
             op.end("a dry run")
             return Published(None, None, None, None, outgoing.plan, changed=False, total_bytes=outgoing.nbytes)
-        if together is not None:
-            together.agree(_same(to, outgoing))
         disk = None if to.scratch is None else stack.enter_context(_scratch(Path(to.scratch), outgoing))
         work = Work(op, patience, disk)
         if together is not None and not together.leads:
@@ -197,30 +200,37 @@ def deliver(to: Delivery, collect: Collect, together: Together | None = None) ->
 def _same(to: Delivery, outgoing: Outgoing) -> str:
     """What is the same on all ranks that publish the same."""
     key = publish_key(outgoing.plan, repo_id=to.repo_id, revision=to.revision)
-    asked = f"tag {to.tag}, pull request: {to.create_pr}, plan {key}"
-    return (
-        f"{len(outgoing.plan.shards)} shard(s) of {outgoing.plan.nbytes} bytes to {to.repo_id}@{to.revision} ({asked})"
-    )
+    where = HubStore(to.repo_id, endpoint=to.endpoint).url_of(Revision(to.revision, to.revision))
+    asked = f"tag {to.tag}, pull request: {to.create_pr}, dry run: {to.dry_run}, plan {key}"
+    return f"{len(outgoing.plan.shards)} shard(s) of {outgoing.plan.nbytes} bytes to {where} ({asked})"
 
 
 def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | None) -> Published:
     store = HubStore(to.repo_id, token=to.token, endpoint=to.endpoint, patience=work.patience)
-    base = _base(store, to.revision, private=to.private)
+    for note in card_warnings(store, outgoing):
+        work.op.tell("warning", "README.md", detail=note)
+    base, is_new = base_of(store, to)
+    if to.tag and not to.move_tag:
+        check_tag(store, to.tag, base)
     key = publish_key(outgoing.plan, repo_id=store.repo_id, revision=to.revision)
     at = Destination(store, to.revision, base, to.create_pr, key)
     ranks = 1 if together is None else together.size
     upload = Upload(at, outgoing, work.op, scratch=work.scratch, streams=to.streams, ranks=ranks)
     final = FinalCommit(at, outgoing, work.op)
     overtaken = _check_head(final, base, to.expected_head)
+    commit = None
     try:
         staged = upload.stage(to.batch_bytes) if together is None else together.stage(upload, outgoing, to.batch_bytes)
-        title = to.message or outgoing.usual_title
-        commit, change = _show(to, staged, final, overtaken, title)
+        title, tag = to.message or outgoing.usual_title, None if to.move_tag else to.tag
+        commit, change = final.commit(staged, title, overtaken=overtaken, may_rebase=to.expected_head is None, tag=tag)
+        final.verify(commit, staged, change)
         if to.tag:
             store.tag(to.tag, commit, title, exist_ok=True, move=to.move_tag)
             work.op.tell("tag", to.tag, detail=commit.commit)
-    except HubshardError:
+    except HubshardError as error:
         upload.tell_what_is_left()
+        if is_new and commit is None:
+            tell_of_new_repo(error, store)
         raise
     upload.close()
     totals = work.op.end(commit.commit)
@@ -242,20 +252,6 @@ def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | 
     return done if together is None else together.published(done)
 
 
-def _show(
-    to: Delivery, staged: Sequence[Staged], final: FinalCommit, overtaken: ConflictError | None, title: str
-) -> tuple[Revision, Change]:
-    commit, change = final.commit(
-        staged,
-        title,
-        overtaken=overtaken,
-        may_rebase=to.expected_head is None,
-        tag=None if to.move_tag else to.tag,
-    )
-    final.verify(commit, staged, change)
-    return commit, change
-
-
 def _scratch(folder: Path, outgoing: Outgoing) -> AbstractContextManager[Scratch]:
     large = (file.nbytes for file in outgoing.all_files if file.nbytes >= LARGE_FILE_BYTES)
     return scratch_in(folder.expanduser(), large)
@@ -274,25 +270,3 @@ def _check_head(final: FinalCommit, head: Revision, expected: str | None) -> Con
             raise
         return error
     return None
-
-
-def _base(store: HubStore, revision: str, *, private: bool | None) -> Revision:
-    if not store.repo_exists():
-        store.create_repo(private=private, exist_ok=True)
-    elif private is not None and store.is_private() != private:
-        now, wanted = ("public", "private") if private else ("private", "public")
-        raise FormatError(
-            f"{store.repo_id} is {now}, and should be {wanted}", hint="change its visibility in the settings first"
-        )
-    head = store.head(revision)
-    is_pull_request = bool(_PULL_REQUEST.fullmatch(revision))
-    if head is None and is_pull_request:
-        raise NotFoundError(f"{store.repo_id} has no pull request {revision}", hint="open one with `create_pr`")
-    if head is not None and not is_pull_request and revision != "main" and revision not in store.branches():
-        raise FormatError(
-            f"{store.repo_id}: {revision!r} is a tag or a commit, and only branches move", hint="name a branch"
-        )
-    head = head or store.head("main")
-    if head is None:
-        raise NotFoundError(f"{store.repo_id} has no branch main to start {revision!r} from")
-    return head

@@ -12,6 +12,7 @@ from hubshard.events import Operation
 from hubshard.protocols import Entry, Staged
 from hubshard.publish.destination import Destination
 from hubshard.publish.outgoing import OutFile, Outgoing
+from hubshard.publish.preflight import check_ignored
 from hubshard.publish.scratch import FILES_AT_ONCE, Scratch
 from hubshard.publish.sending import LARGE_FILE_BYTES, Sender
 from hubshard.publish.staging import StagingBranch, staging_branch
@@ -88,6 +89,7 @@ class Upload:
             batch_bytes: as in `stage`.
         """
         tree = self.to.tree()
+        check_ignored(self.to, self._outgoing, tree)
         found: Mapping[str, Entry] = {}
         if batch_bytes is not None:
             self._staging = StagingBranch(

@@ -22,6 +22,8 @@ def check_card(client: HubClient, text: str) -> Sequence[str]:
     try:
         return client.ask("POST", f"{client.endpoint}/api/validate-yaml", "check README.md", _warnings, json=body)
     except StoreError as error:
+        if status_of(error) in {404, 405}:  # a Hub that does not offer it
+            return ()
         if status_of(error) != 400:
             raise
         raise FormatError(f"README.md: {error}", hint="correct the metadata between the '---' lines") from error

@@ -1,0 +1,129 @@
+"""What can be refused is refused before a byte is sent, and, as far as that goes, before a repo is made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError
+from hubshard.messages import listed
+from hubshard.protocols import Entry, Revision
+from hubshard.publish.destination import Destination
+from hubshard.publish.outgoing import Outgoing
+from hubshard.store.content import sample_of
+from hubshard.store.hub import HubStore
+
+__all__ = ["PULL_REQUEST", "base_of", "card_warnings", "check_ignored", "check_tag", "tell_of_new_repo"]
+
+PULL_REQUEST = re.compile(r"refs/pr/[1-9][0-9]*")
+_CARD = "README.md"
+_LARGEST_CARD_BYTES = 2**20
+_IGNORE = ".gitignore"
+_SAMPLE_BYTES = 512
+
+
+class _Asked(Protocol):
+    # of a Delivery
+    @property
+    def revision(self) -> str: ...
+    @property
+    def private(self) -> bool | None: ...
+    @property
+    def expected_head(self) -> str | None: ...
+
+
+def card_warnings(store: HubStore, outgoing: Outgoing) -> Sequence[str]:
+    """What the Hub finds odd in the model card. It refuses commits for what is wrong in one.
+
+    Raises:
+        FormatError: something is wrong.
+    """
+    for file in outgoing.files:
+        if file.path == _CARD and not file.default and file.nbytes <= _LARGEST_CARD_BYTES:
+            raw = b"".join(bytes(buffer) for buffer in file.data())
+            return store.check_card(raw.decode(errors="replace"))
+    return ()
+
+
+def base_of(store: HubStore, to: _Asked) -> tuple[Revision, bool]:
+    """The commit to build on, and whether the repo was made for that.
+
+    Raises:
+        FormatError: the repo has the other visibility, or what is named is no branch.
+        NotFoundError: no such pull request.
+        ConflictError: a repo that does not exist is expected to be somewhere.
+    """
+    is_new = not store.repo_exists()
+    is_pull_request = bool(PULL_REQUEST.fullmatch(to.revision))
+    if is_new:
+        if is_pull_request:
+            raise _no_pull_request(store, to)
+        if to.expected_head is not None:
+            raise ConflictError(
+                f"{store.repo_id} does not exist, so {to.revision} is not at {to.expected_head}",
+                hint="check its name; leave out the expected head to have it made",
+            )
+        store.create_repo(private=to.private, exist_ok=True)
+    elif to.private is not None and store.is_private() != to.private:
+        now, wanted = ("public", "private") if to.private else ("private", "public")
+        raise FormatError(
+            f"{store.repo_id} is {now}, and should be {wanted}", hint="change its visibility in the settings first"
+        )
+    head = store.head(to.revision)
+    if head is None and is_pull_request:
+        raise _no_pull_request(store, to)
+    if head is not None and not is_pull_request and to.revision != "main" and to.revision not in store.branches():
+        raise FormatError(
+            f"{store.repo_id}: {to.revision!r} is a tag or a commit, and only branches move", hint="name a branch"
+        )
+    head = head or store.head("main")
+    if head is None:
+        raise NotFoundError(f"{store.repo_id} has no branch main to start {to.revision!r} from")
+    return head, is_new
+
+
+def _no_pull_request(store: HubStore, to: _Asked) -> NotFoundError:
+    return NotFoundError(f"{store.repo_id} has no pull request {to.revision}", hint="open one with `create_pr`")
+
+
+def check_tag(store: HubStore, tag: str, base: Revision) -> None:
+    """Refuse a tag that is on another commit: only what `base` holds already could have it.
+
+    Raises:
+        ConflictError: it is.
+    """
+    there = store.tags().get(tag)
+    if there is not None and there != base.commit:
+        raise ConflictError(
+            f"the tag {tag!r} is on commit {there} already", hint="choose another tag, or ask for it to be moved"
+        )
+
+
+def check_ignored(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]) -> None:
+    """Refuse files that the repo's `.gitignore` refuses, all of them at once.
+
+    Args:
+        to: where they go.
+        outgoing: all that is to be published.
+        tree: what is there now.
+
+    Raises:
+        FormatError: there are some.
+    """
+    if _IGNORE not in tree:
+        return
+    asked = {shard.path: (shard.nbytes, shard.header[:_SAMPLE_BYTES]) for shard in outgoing.plan.shards}
+    asked |= {file.path: (file.nbytes, sample_of(file.data, _SAMPLE_BYTES)) for file in outgoing.files}
+    advice = to.store.advice(to.base.branch, asked, create_pr=to.create_pr)
+    refused = sorted(path for path, found in advice.items() if found.is_ignored)
+    if refused:
+        raise FormatError(
+            f"{_IGNORE} of {to.store.repo_id} refuses {listed(refused)}", hint="rename them, or change it there"
+        )
+
+
+def tell_of_new_repo(error: HubshardError, store: HubStore) -> None:
+    """Say in the hint of an error that the repo which was made for a publish is there, and empty."""
+    left = f"{store.repo_id} was made, and holds nothing yet"
+    error.hint = left if error.hint is None else f"{error.hint}; {left}"

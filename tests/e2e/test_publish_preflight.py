@@ -1,0 +1,130 @@
+"""What can be refused is refused before anything is sent, and no repo is made for it, or it is said to be there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from huggingface_hub import HfApi
+from safetensors.numpy import save_file
+
+import hubshard
+from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError
+from hubshard.events import Event
+from tests.faults.proxy import proxied, say
+
+if TYPE_CHECKING:
+    from tests.conftest import Hub
+
+
+class Lab:
+    """A repo that may not exist yet."""
+
+    def __init__(self, hub: Hub, name: str) -> None:
+        self.hub = hub
+        self.repo = f"org/{name}"
+        self.api = HfApi(endpoint=hub.url, token="hf_test")
+
+    def push(self, source: Any, endpoint: str | None = None, **options: Any) -> hubshard.Published:
+        return hubshard.push_to_hub(source, self.repo, endpoint=endpoint or self.hub.url, token="hf_test", **options)
+
+    def received(self) -> int:
+        counted = self.hub.counters(f"models/{self.repo}")
+        return int(counted["xet_received"]) + int(counted["lfs_received"]) + int(counted["regular_received"])
+
+    @property
+    def exists(self) -> bool:
+        return self.api.repo_exists(self.repo)
+
+
+@pytest.fixture
+def lab(module_hub: Hub, request: pytest.FixtureRequest) -> Lab:
+    return Lab(module_hub, re.sub(r"[^a-z0-9]+", "-", request.node.name)[5:90].strip("-"))
+
+
+def weights(seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    return {"w": np.random.default_rng(seed).standard_normal((64, 128), dtype=np.float32)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "source"
+    made.mkdir()
+    save_file(weights(), made / "model.safetensors", metadata={"format": "pt"})
+    (made / "README.md").write_text("---\nlicense: mit\n---\n# A model\n")
+    return made
+
+
+def test_a_broken_model_card_is_refused_with_the_hubs_words_before_a_repo_is_made(lab: Lab, folder: Path) -> None:
+    (folder / "README.md").write_text("---\nlicense: [\n---\n# A model\n")
+    with pytest.raises(FormatError, match=r"README\.md: .*YAML") as told:
+        lab.push(folder)
+    assert told.value.hint is not None
+    assert "between the '---' lines" in told.value.hint
+    assert not lab.exists
+    lab.push(folder, exclude=["README.md"])
+
+
+def test_what_the_hub_finds_odd_in_a_card_is_a_warning_and_a_hub_that_checks_none_is_fine(
+    lab: Lab, folder: Path
+) -> None:
+    (folder / "README.md").write_text("# A model\n")
+    events: list[Event] = []
+    lab.push(folder, on_event=events.append)
+    assert [e.detail for e in events if e.path == "README.md"][:1] == ["empty or missing yaml metadata in repo card"]
+    (folder / "README.md").write_text("# Another model\n")
+    with proxied(lab.hub.port) as proxy:
+        proxy.fail("POST /api/validate-yaml", say(404, "no such route"))
+        assert lab.push(folder, proxy.url).changed
+        assert not proxy.faults
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"expected_head": "0123456"}, ConflictError),
+        ({"expected_head": "not a commit"}, FormatError),
+        ({"expected_head": ""}, FormatError),
+        ({"revision": "refs/pr/1"}, NotFoundError),
+        ({"message": "\udcff"}, FormatError),
+    ],
+)
+def test_what_no_new_repo_can_meet_makes_none(lab: Lab, options: dict[str, Any], error: type[HubshardError]) -> None:
+    with pytest.raises(error):
+        lab.push(weights(), **options)
+    assert not lab.exists
+
+
+def test_a_tag_that_is_elsewhere_is_refused_before_anything_is_sent(lab: Lab) -> None:
+    for seed in (0, 1):
+        lab.push(weights(seed), tag=f"v{seed}")
+    before = lab.received()
+    with pytest.raises(ConflictError, match="the tag 'v0' is on commit") as told:
+        lab.push(weights(2), tag="v0")
+    assert told.value.hint == "choose another tag, or ask for it to be moved"
+    assert lab.received() == before
+
+
+def test_all_files_that_a_repo_ignores_are_named_before_anything_is_sent(lab: Lab, folder: Path) -> None:
+    lab.push(weights())
+    lab.api.upload_file(path_or_fileobj=b"*.log\n*.safetensors\n", path_in_repo=".gitignore", repo_id=lab.repo)
+    before = lab.received()
+    (folder / "train.log").write_text("done")
+    with pytest.raises(FormatError, match=r"\.gitignore of .* refuses model\.safetensors, train\.log"):
+        lab.push(folder)
+    assert lab.received() == before
+
+
+def test_a_repo_that_was_made_for_a_publish_that_fails_is_said_to_be_there_and_empty(lab: Lab) -> None:
+    with proxied(lab.hub.port) as proxy:
+        proxy.always(r"POST /api/models/.*/preupload/", say(400, "not today"))
+        with pytest.raises(HubshardError, match="not today") as told:
+            lab.push(weights(), proxy.url)
+        assert f"{lab.repo} was made, and holds nothing yet" in str(told.value.hint)
+        with pytest.raises(HubshardError) as again:
+            lab.push(weights(), proxy.url)
+        assert "was made" not in str(again.value.hint), "it was there"
+    assert lab.push(weights()).changed
