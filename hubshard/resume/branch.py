@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,11 @@ from hubshard.resume.cadence import Cadence, Every
 from hubshard.resume.preemption import DEFAULT_SIGNALS, Notice, Preemption
 from hubshard.resume.saves.hub_branch import HubBranch
 from hubshard.resume.saves.local_steps import LocalSteps
+from hubshard.resume.saves.run_folder import RunFolder
 from hubshard.resume.saves.saver import Saver
-from hubshard.resume.saves.saving import is_first_of_disk
 from hubshard.sizes import parse_size
 from hubshard.steps.retention import Retention
-from hubshard.steps.step import step_folder
+from hubshard.steps.step import checked_number, step_folder
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -59,7 +59,7 @@ class ResumeBranch:
 
     What fails in the background is raised by the next `save` (which first sets out on the new step), `should_save` (in
     a run of one process), `wait` or `close`. The local step is not lost by a push that failed, and the next save pushes
-    on.
+    on. Once the run is to stop, such a push is only logged.
 
     All ranks make it, and call its methods, at the same places of the program; only `steps` may be called by one alone.
 
@@ -68,7 +68,8 @@ class ResumeBranch:
     Args:
         repo_id: the repo, "org/name"; made, private, where it is not there. None to save to `local_dir` alone.
         branch: of the repo; made by the first save.
-        local_dir: folder that holds a folder per step, on a disk of each machine or one that all share.
+        local_dir: folder that holds a folder per step, on a disk of each machine or one that all share. One run at a
+            time saves there.
         keep: how many of the newest steps stay, here and there.
         keep_every: steps whose number is a multiple of it stay too.
         pinned: steps that stay too.
@@ -119,7 +120,7 @@ class ResumeBranch:
             raise FormatError(f"busy={busy!r}", hint='give "wait" or "skip"')
         self._skips = busy == "skip"
         self._on_event = on_event or ignore
-        self._local = LocalSteps(Path(local_dir))
+        self._local = LocalSteps(Path(local_dir).expanduser().absolute())
         self._control, self._write_team, self._push_team = teams_of(process_group, count=3)
         self._taker = SnapshotTaker(self._control)
         repo_id = resume_repo_id or repo_id
@@ -134,23 +135,28 @@ class ResumeBranch:
         self._preemption = Preemption(
             signals=signals, notice=notice, grace_seconds=grace_seconds, agreement=agreement("stop")
         )
+        retained, max_file_bytes = Retention(keep, keep_every, frozenset(pinned)), parse_size(max_file_size)
+        self._folder = RunFolder(self._local.root, self._control)
+        self._is_to_save = every is not None
         self._saver = Saver(
             self._local,
             self._hub,
             write_team=self._write_team,
             push_team=self._push_team,
-            retention=Retention(keep, keep_every, frozenset(pinned)),
-            max_file_bytes=parse_size(max_file_size),
-            is_first_of_disk=is_first_of_disk(self._local.root, self._control),
+            retention=retained,
+            max_file_bytes=max_file_bytes,
+            is_first_of_disk=self._folder.is_first_of_disk,
         )
         self._newest: int | None = None
+        self._restored: int | None = None
+        self._is_deaf = bool(signals) or notice is not None
         self._is_listening = False
         self._is_closed = False
 
     def __enter__(self) -> Self:
         """Begin to listen to signals."""
         self._preemption.__enter__()
-        self._is_listening = True
+        self._is_listening, self._is_deaf = True, False
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -182,22 +188,31 @@ class ResumeBranch:
 
         Raises:
             NotFoundError: no such step.
-            FormatError: the step does not fit the state.
+            FormatError: the step does not fit the state, or was written by a later version of hubshard.
             IntegrityError: it is broken, as are all older ones; says whether the state was partly overwritten.
             StoreError: the Hub cannot be reached.
+            ConflictError: another run saves to the folder; where `every` is None, that is only logged.
         """
-        from hubshard.resume.restoring import Restorer  # noqa: PLC0415  # it imports torch
+        from hubshard.resume.restoring import Restorer, passing_over  # noqa: PLC0415  # it imports torch
 
         self._check_open()
+        self._tell_ranks(state)
+        step = None if step is None else checked_number(step)
         self.wait()
+        if self._is_to_save:
+            self._folder.hold()
+        else:
+            self._folder.look()
         with operation("restore", self._path, self._on_event) as op:
-            restorer = Restorer(self._local, self._hub, self._control, on_warning=_passing_over(op))
+            restorer = Restorer(self._local, self._hub, self._control, on_warning=passing_over(op))
             found = restorer.restore(state, step)
             number = None if found.step is None else found.step.step
             op.start(found.nbytes, "nothing is saved" if number is None else f"step {number}")
             op.tell("received", self._path, found.nbytes)
             op.end("" if number is None else step_folder(number))
-        self._newest, self._saver.broken = None, found.passed_over
+        self._newest, self._restored, self._saver.broken = None, number, found.passed_over
+        if found.newer is not None and self._control.is_first:
+            _LOG.warning("step %d is newer: call rollback(%d) before the next save", found.newer, number)
         if found.step is not None and not found.is_on_hub:
             self._saver.push_restored(found.step, Operation("save", self._path, self._on_event))
         return number
@@ -214,10 +229,13 @@ class ResumeBranch:
 
         Raises:
             FormatError: something cannot be stored: names its path; nothing was saved. Or this was closed.
-            ConflictError: there is a newer step.
+            ConflictError: there is a newer step, or another run saves to the folder.
             Exception: what failed in the background since the last call; this step is on its way nevertheless.
         """
         self._check_open()
+        self._tell_ranks(state)
+        step = checked_number(step)
+        self._folder.hold()
         began = time.monotonic()
         op = Operation("save", self._path, self._on_event)
         if self._preemption.stop_step is not None or not self._skips:  # the last save is not skipped
@@ -232,7 +250,7 @@ class ResumeBranch:
         stall_seconds = time.monotonic() - began
         self._cadence.saved(step, stall_seconds, max(self._saver.last_seconds, stall_seconds))
         self._saver.write(snapshot, step, began=began, op=op)
-        self._saver.raise_error()
+        self._raise_error()
         return True
 
     def should_save(self, step: int) -> bool:
@@ -249,7 +267,7 @@ class ResumeBranch:
         if self.should_stop(step) or is_due:
             return True
         if self._control.size == 1:
-            self._saver.raise_error()
+            self._raise_error()
         return False
 
     def should_stop(self, step: int) -> bool:
@@ -260,6 +278,9 @@ class ResumeBranch:
         Args:
             step: number of the step that has just ended.
         """
+        if self._is_deaf:
+            _LOG.warning("no signal is heard: a ResumeBranch hears them within its `with` block alone")
+            self._is_deaf = False
         return self._preemption.should_stop(step)
 
     @property
@@ -274,7 +295,7 @@ class ResumeBranch:
             Exception: what failed in the background.
         """
         self._settle()
-        self._saver.raise_error()
+        self._raise_error()
 
     def steps(self) -> list[int]:
         """The steps that are saved, on this disk or the Hub, oldest first."""
@@ -294,6 +315,8 @@ class ResumeBranch:
             ConflictError: another run has saved to the branch meanwhile.
         """
         self.wait()
+        step = checked_number(step)
+        self._folder.hold()
         with operation("rollback", self._path, self._on_event) as op:
             op.start(0, f"to step {step}")
             removed = self._control.first(lambda: self._remove_newer(step))
@@ -315,17 +338,27 @@ class ResumeBranch:
             self._settle()
             self._saver.close()
         finally:
+            self._folder.release()
             if self._is_listening:
                 self._preemption.__exit__(None, None, None)
             for team in (self._control, self._write_team, self._push_team):
                 team.close()
-        self._saver.raise_error()
+        self._raise_error()
 
     # How
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise FormatError("this ResumeBranch is closed", hint="use it within its `with` block, or make another")
+
+    def _tell_ranks(self, state: Any) -> None:
+        tell = getattr(state, "among", None)
+        if tell is not None:
+            tell(self._control.rank, self._control.size)
+
+    def _raise_error(self) -> None:
+        # once the run is to stop, a push that failed was said, and must not change what the process ends with
+        self._saver.raise_error(of_pushes=self._preemption.stop_step is None)
 
     def _is_busy(self) -> bool:
         return self._saver.is_writing
@@ -337,13 +370,13 @@ class ResumeBranch:
             self._saver.give_up_pushing()
 
     def _check_number(self, step: int) -> None:
-        step_folder(step)
         if self._newest is None:
             self._newest = max(self._local.numbers() - self._saver.broken, default=-1)
         if step < self._newest:
+            back = "to the step that you go on from" if self._restored is None else f"with rollback({self._restored})"
             raise ConflictError(
                 f"step {self._newest} is saved already, newer than {step}",
-                hint=f"go on from there, or call rollback({step}) first",
+                hint=f"restore that and go on from there; or first roll back, {back}",
             )
 
     def _remove_newer(self, step: int) -> list[int]:
@@ -360,11 +393,3 @@ class ResumeBranch:
     def _warn_of_repo(self, sentence: str) -> None:
         _LOG.warning(sentence)
         self._on_event(Event("save", "warning", self._path, detail=sentence))
-
-
-def _passing_over(op: Operation) -> Callable[[int, str], None]:
-    def tell(step: int, why: str) -> None:
-        _LOG.warning("step %d is passed over: %s", step, why)
-        op.tell("warning", step_folder(step), detail=why)
-
-    return tell

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from hubshard.errors import FormatError
+from hubshard.errors import FormatError, StoreError
 
-__all__ = ["check_alone", "reading_ranks"]
+__all__ = ["LostRankError", "check_alone", "reading_ranks"]
+
+
+class LostRankError(StoreError):
+    """Another rank is gone: what it had done by then is not known."""
 
 
 def reading_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:

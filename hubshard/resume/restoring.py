@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from typing import Any
 
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from hubshard.errors import FormatError, HubshardError, IncompleteError, IntegrityError, NotFoundError
+from hubshard.errors import FormatError, HubshardError, IncompleteError, IntegrityError, NotFoundError, StoreError
+from hubshard.events import Operation
 from hubshard.protocols import Revision
 from hubshard.resume.dcp.hub_reader import HubReader
 from hubshard.resume.dcp.planners import LoadPlanner
@@ -20,9 +22,9 @@ from hubshard.resume.saves.snapshot import is_stateful, tree_of
 from hubshard.resume.saves.step_files import open_files
 from hubshard.resume.team import Team
 from hubshard.steps.places import BranchPlace, OpenStep
-from hubshard.steps.step import Step
+from hubshard.steps.step import NewerVersionError, Step, step_folder
 
-__all__ = ["Restored", "Restorer"]
+__all__ = ["Restored", "Restorer", "passing_over"]
 
 _LOG = logging.getLogger("hubshard")
 _BROKEN = (IncompleteError, IntegrityError, FormatError, NotFoundError)
@@ -37,12 +39,14 @@ class Restored:
         step: that was restored; None where there is none yet.
         nbytes: that this rank read.
         passed_over: newer steps that are broken.
+        newer: the newest that is not, where an older one was asked for; else None.
         is_on_hub: whether the branch has the step.
     """
 
     step: Step | None
     nbytes: int
     passed_over: frozenset[int]
+    newer: int | None
     is_on_hub: bool
 
 
@@ -60,6 +64,16 @@ class _Ready:
     # what a rank says of a candidate: why it cannot read it, and whether it would read from its disk
     problem: HubshardError | None
     uses_disk: bool
+
+
+def passing_over(op: Operation) -> Callable[[int, str], None]:
+    """Says that a step is passed over, and why."""
+
+    def tell(step: int, why: str) -> None:
+        _LOG.warning("step %d is passed over: %s", step, why)
+        op.tell("warning", step_folder(step), detail=why)
+
+    return tell
 
 
 class Restorer:
@@ -81,6 +95,7 @@ class Restorer:
         self._on_warning = on_warning
         self._is_touched = False
         # of rank 0, which decides
+        self._there: set[int] = set()
         self._passed: dict[int, HubshardError] = {}
         self._problem: HubshardError | None = None
         self._any_disk = False
@@ -98,9 +113,10 @@ class Restorer:
                 self._is_touched = True
                 self._problem = next((problem for problem in team.each(reading.read) if problem is not None), None)
             if self._problem is None:
-                reading.finish()
-                passed = team.first(lambda: frozenset(self._passed))
-                return Restored(candidate.step, reading.nbytes, passed, candidate.at is not None)
+                team.each(reading.finish)
+                passed, newest = team.first(lambda: (frozenset(self._passed), max(self._there - self._passed.keys())))
+                newer = newest if newest > candidate.step.step else None
+                return Restored(candidate.step, reading.nbytes, passed, newer, candidate.at is not None)
         return team.first(lambda: self._nothing(step))
 
     # Rank 0 looks for a step
@@ -109,13 +125,18 @@ class Restorer:
         place = None if self._hub is None else self._hub.look()
         on_hub = set() if place is None else set(place.steps())
         on_disk, begun = self._local.numbers(), self._local.begun()
-        there = on_hub | on_disk
+        there = self._there = on_hub | on_disk
         if wanted is not None and wanted not in there:
             listed = f"there are {', '.join(map(str, sorted(there)[-_MOST_NAMED:]))}" if there else "there are none"
             raise NotFoundError(f"no step {wanted} is saved; {listed}", hint="look at the branch and the folder")
         for number in sorted(there | begun, reverse=True) if wanted is None else [wanted]:
             self._problem = None
-            if number in there:
+            if wanted is None and on_hub and number > (newest := max(on_hub)) and self._was_rolled_back(newest):
+                self._problem = IntegrityError(
+                    f"the branch was rolled back to step {newest}", hint="name it with step="
+                )
+                self._pass_over(number)
+            elif number in there:
                 yield from self._copies(number, place if number in on_hub else None, is_on_disk=number in on_disk)
                 self._pass_over(number)
             else:
@@ -138,9 +159,15 @@ class Restorer:
         if at is not None and self._any_disk:
             yield _Candidate(*found, at=at, use_disk=False)
 
+    def _was_rolled_back(self, newest: int) -> bool:
+        """Whether the branch, whose newest step is this, has held a later one of this disk."""
+        return self._hub is not None and self._local.last_push.step(self._hub.where) > newest
+
     def _tried(self, look: Callable[[], tuple[Step, str]]) -> tuple[Step, str] | None:
         try:
             return look()
+        except NewerVersionError:  # it may be whole: to go on from an older one would give it up
+            raise
         except _BROKEN as error:
             self._problem = error
             return None
@@ -152,7 +179,7 @@ class Restorer:
 
     def _nothing(self, wanted: int | None) -> Restored:
         if not self._passed:
-            return Restored(None, 0, frozenset(), is_on_hub=False)
+            return Restored(None, 0, frozenset(), None, is_on_hub=False)
         newest = max(self._passed)
         problem = self._passed[newest]
         if self._is_touched:
@@ -211,8 +238,12 @@ class _Reading:
         """Fill the tensors of the state; a broken file is told."""
         try:
             self._reader.read_data(self._plan, self._planner).wait()
-        except IntegrityError as error:
+        except (IntegrityError, NotFoundError) as error:  # damaged, or removed since we looked
             return error
+        except StoreError as error:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EIO:
+                raise
+            return IntegrityError(f"{error.message}: the disk has lost it")
         return None
 
     def finish(self) -> None:

@@ -188,7 +188,8 @@ class StepBranch:
             keep: how many of the newest stay.
             keep_every: steps whose number is a multiple of it stay too; None for none.
             pinned: steps that stay too.
-            remove_broken: remove those that cannot be restored too; they do not count among those that are kept.
+            remove_broken: remove those that cannot be restored too; they do not count among those that are kept. What a
+                later version of hubshard wrote stays.
             squash: see `squash`.
             dry_run: say what would be done.
 
@@ -206,7 +207,7 @@ class StepBranch:
             whole = [found.step for found in summaries if found.problem is None]
             broken = {found.step for found in summaries} - {*whole}
             gone = {*retention.expired(whole, max(whole))} if whole else set()
-            gone |= broken if remove_broken else set()
+            gone |= broken - {found.step for found in summaries if found.is_newer} if remove_broken else set()
             op.start(0, f"{len(summaries)} steps, {len(gone)} past the retention")
             must_free = squash or look.was_squashed()
             if not dry_run:

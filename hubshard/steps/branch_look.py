@@ -19,7 +19,7 @@ from hubshard.protocols import Buffer, Revision
 from hubshard.steps.checking import FileCheck
 from hubshard.steps.freeing import Freed, free_storage, unneeded_files
 from hubshard.steps.places import BranchPlace, OpenStep, find_step
-from hubshard.steps.step import MANIFEST_NAME, StepFile, step_folder, step_number
+from hubshard.steps.step import MANIFEST_NAME, NewerVersionError, StepFile, step_folder, step_number
 
 if TYPE_CHECKING:
     from hubshard.store.hub import HubStore
@@ -44,6 +44,7 @@ class StepSummary:
         files: how many, the manifest left out.
         problem: why it cannot be restored; None where it is whole, as far as sizes and the Hub's hashes tell.
         saved_at: when its commit was made; None where the Hub does not say, or the history was squashed since.
+        is_newer: whether the problem is that a later version of hubshard wrote it: it may be whole.
     """
 
     step: int
@@ -52,6 +53,7 @@ class StepSummary:
     files: int
     problem: str | None
     saved_at: datetime | None
+    is_newer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +119,12 @@ class BranchLook:
     def _summary(self, step: int, *, saved: Mapping[int, datetime | None]) -> StepSummary:
         entries = self.place.entries(step)
         names, nbytes = entries.keys() - {MANIFEST_NAME}, sum(entry.nbytes for entry in entries.values())
+        is_newer = False
         try:
             world_size, problem = self.place.open(step).step.world_size, None
         except (NotFoundError, IncompleteError, IntegrityError, FormatError) as error:
-            world_size, problem = None, error.message
-        return StepSummary(step, world_size, nbytes, len(names), problem, saved.get(step))
+            world_size, problem, is_newer = None, error.message, isinstance(error, NewerVersionError)
+        return StepSummary(step, world_size, nbytes, len(names), problem, saved.get(step), is_newer)
 
     def problems(self, opened: OpenStep) -> list[StepProblem]:
         """Read every file of a step."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from hubshard.errors import FormatError, HubshardError, IncompleteError, IntegrityError, NotFoundError
 from hubshard.protocols import Entry, Reader, Revision
 from hubshard.steps.reading import LOCAL, REMOTE, StepFolder
-from hubshard.steps.step import MANIFEST_NAME, Step, decode_step, step_folder, step_number
+from hubshard.steps.step import MANIFEST_NAME, NewerVersionError, Step, decode_step, step_folder, step_number
 from hubshard.store.local import LocalStore
 
 if TYPE_CHECKING:
@@ -154,7 +154,8 @@ def find_step(places: Sequence[Place], step: int | None) -> OpenStep:
 
     Raises:
         NotFoundError: no place has it, or any.
-        HubshardError: what is wrong with it, or with the newest of those that are all broken.
+        HubshardError: what is wrong with it, or with the newest of those that are all broken; or the newest was written
+            by a later version of hubshard.
     """
     steps = {number for place in places for number in place.steps()}
     if step is not None and step not in steps:
@@ -166,6 +167,8 @@ def find_step(places: Sequence[Place], step: int | None) -> OpenStep:
             if number in place.steps():
                 try:
                     return place.open(number)
+                except NewerVersionError:
+                    raise
                 except (IncompleteError, IntegrityError, FormatError, NotFoundError) as error:
                     _LOG.warning("step %d is passed over: %s", number, error)
                     first_error = first_error or error

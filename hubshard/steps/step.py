@@ -31,6 +31,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import index
 from typing import Any
 
 from hubshard.errors import FormatError
@@ -44,10 +45,12 @@ from hubshard.tensors import Box, TensorSpec, dtype_bits
 
 __all__ = [
     "MANIFEST_NAME",
+    "NewerVersionError",
     "Placement",
     "Step",
     "StepFile",
     "TreePath",
+    "checked_number",
     "decode_step",
     "encode_step",
     "piece_key",
@@ -65,8 +68,27 @@ _SHA256_BYTES = 32
 _MOST_BLOCK_BYTES = 2**30
 _KEYS = {"step", "world_size", "metadata", "files", "tilings", "tensors", "scalars"}
 
+
+class NewerVersionError(FormatError):
+    """A step of a later version of the format: whole perhaps, so not to be passed over or removed as if broken."""
+
+
 TreePath = tuple[str | int, ...]
 """The keys that lead to a value in nested dicts (text) and lists (numbers)."""
+
+
+def checked_number(step: int) -> int:
+    """The number of a step as a plain int, such as the manifest takes, out of one of NumPy or torch too.
+
+    Raises:
+        FormatError: it is none.
+    """
+    try:
+        number = index(step)
+    except TypeError as error:
+        raise FormatError(f"{step!r} is no number of a step", hint="give an int") from error
+    step_folder(number)
+    return number
 
 
 def step_folder(step: int) -> str:
@@ -287,15 +309,16 @@ def decode_step(raw: bytes, *, path: str) -> Step:
         path: named in errors.
 
     Raises:
-        FormatError: damaged, of another format or version, or it describes no complete state.
+        FormatError: damaged, of another format, or it describes no complete state.
+        NewerVersionError: of another version.
     """
     table = decode(raw, path=path)
     if not isinstance(table, dict) or table.get("format") != _FORMAT or type(table.get("version")) is not int:
         raise FormatError(f"{path}: this is no manifest of a step", hint="it is something else, or damaged")
     if table["version"] != _VERSION:
-        raise FormatError(
+        raise NewerVersionError(
             f"{path}: written in version {table['version']} of the step format; this is version {_VERSION}",
-            hint="update hubshard",
+            hint="update hubshard, or name an older step",
         )
     body = raw.partition(b'","step":')[2].removesuffix(b',"version":1}\n')
     if table.keys() != {"format", "sha256", "step", "version"} or hashlib.sha256(body).hexdigest() != table["sha256"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hubshard.disk import sync_folder, write_all
-from hubshard.errors import ConflictError, IntegrityError
+from hubshard.errors import ConflictError, IntegrityError, StoreError
 from hubshard.protocols import Buffer, Revision, Staged, Store
 from hubshard.sizes import READ_BYTES
 from hubshard.steps.parts import FileReceipt, Part, PlannedFile
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 _BUFFERS_BEHIND = 4
+_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}  # Windows knows no quotas
 _OURS = re.compile(r"rank-[0-9]{5,}-[0-9]{5,}-[0-9a-f]{12}\.safetensors\Z")
 
 ReadPart = Callable[[Part, Box], Buffer]
@@ -82,6 +84,11 @@ class PieceStream:
         if self._receipt is None:
             raise IntegrityError(f"{self.stem}: the file was not written to its end")
         return self._receipt
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the stream was read to its end, so that there is a receipt."""
+        return self._receipt is not None
 
     def __call__(self) -> Iterator[Buffer]:
         """Buffers of at most 8 MiB, wherever the dtype allows that cut."""
@@ -180,7 +187,11 @@ def prepare_folder(folder: Path, *, rank: int, nbytes: int) -> None:
 
 
 def write_local(folder: Path, stream: PieceStream) -> Path:
-    """Write a file of a step: whole and durable under its name, or not there at all."""
+    """Write a file of a step: whole and durable under its name, or not there at all.
+
+    Raises:
+        StoreError: the disk is full.
+    """
     part = folder / f".{stream.stem}-{uuid.uuid4().hex}.part"
     try:
         with part.open("wb", buffering=0) as file:
@@ -192,8 +203,13 @@ def write_local(folder: Path, stream: PieceStream) -> Path:
                     os.fsync(file.fileno())  # while the last of it is still being hashed
         path = folder / stream.receipt.file.name
         part.replace(path)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in _FULL:
+            raise StoreError(
+                f"no room for {folder.name} on the disk of {folder.parent}: {error.strerror}",
+                hint="free some space, keep fewer steps, or choose another disk",
+            ) from error
         raise
     sync_folder(folder)
     return path

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -13,10 +15,22 @@ from typing import Any
 
 import pytest
 
-from hubshard.errors import ConflictError, FormatError, HubshardError, IncompleteError, IntegrityError, NotFoundError
+from hubshard import disk
+from hubshard.errors import (
+    ConflictError,
+    FormatError,
+    HubshardError,
+    IncompleteError,
+    IntegrityError,
+    NotFoundError,
+    StoreError,
+)
 from hubshard.events import Event
+from hubshard.resume.saves import folder_lock
+from hubshard.steps import writing
 
 torch = pytest.importorskip("torch")
+numpy = pytest.importorskip("numpy")
 
 from hubshard import ResumeBranch  # noqa: E402
 from hubshard.steps.step import MANIFEST_NAME, decode_step, step_folder  # noqa: E402
@@ -376,15 +390,71 @@ def test_no_step_is_saved_behind_a_newer_one_until_that_is_rolled_back(tmp_path:
     assert _is(_restored(tmp_path)[1], 5)
 
 
-def test_another_run_in_the_same_folder_is_found_out(tmp_path: Path) -> None:
+def test_a_step_that_somebody_else_put_in_the_folder_is_found_out(tmp_path: Path) -> None:
+    _saved(tmp_path / "other", 7)
     with _open(tmp_path) as branch:
         branch.save(_state(1), 1)
         branch.wait()
-        _saved(tmp_path, 7)
+        shutil.copytree(tmp_path / "other" / step_folder(7), tmp_path / step_folder(7))
         branch.save(_state(2), 2)
         with pytest.raises(ConflictError, match=r"step 2 was not saved: .*holds step 7, newer than 2: another run"):
             branch.wait()
     assert _is(_restored(tmp_path)[1], 7)
+
+
+def test_another_run_in_the_same_folder_may_read_but_neither_saves_nor_removes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.0)
+    refused = r"is in use: another ResumeBranch of this process, which was not closed, saves there"
+    with _open(tmp_path, keep=9) as branch:
+        branch.save(_state(1), 1)
+        branch.save(_state(2), 2)
+        branch.wait()
+        state = _state(0)
+        with _open(tmp_path) as other:
+            assert other.restore(state) == 2
+            assert re.search(refused, caplog.text)
+            for forbidden in (lambda: other.save(_state(3), 3), lambda: other.rollback(1)):
+                with pytest.raises(ConflictError, match=refused):
+                    forbidden()
+        with _open(tmp_path, every=1) as other, pytest.raises(ConflictError, match=refused):
+            other.restore(state)
+        assert branch.steps() == [1, 2]
+        branch.save(_state(3), 3)
+    assert not (tmp_path / folder_lock.NAME).exists()
+    _saved(tmp_path, 4)
+    with _open(tmp_path) as branch:
+        assert branch.steps() == [1, 2, 3, 4]
+
+
+def test_who_goes_back_to_an_older_step_is_told_what_to_do_before_the_next_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _saved(tmp_path, 4, 6, 8)
+    with _open(tmp_path, keep=9) as branch:
+        assert branch.restore(_state(0), step=4) == 4
+        assert "step 8 is newer: call rollback(4) before the next save" in caplog.text
+        with pytest.raises(ConflictError, match="step 8 is saved already, newer than 5") as refused:
+            branch.save(_state(5), 5)
+        assert refused.value.hint == "restore that and go on from there; or first roll back, with rollback(4)"
+
+
+def test_a_step_may_be_any_integer_and_nothing_else(tmp_path: Path) -> None:
+    with _open(tmp_path, keep=9) as branch:
+        for step in (numpy.int64(3), torch.tensor(4), True):
+            if step is True:
+                branch.rollback(4)
+            else:
+                assert branch.save(_state(int(step)), step)
+        assert branch.restore(_state(0), step=numpy.int32(3)) == 3
+        wrongs: list[Any] = ["5", 5.0, None]
+        for wrong in wrongs:
+            with pytest.raises(FormatError, match="is no number of a step"):
+                branch.save(_state(5), wrong)
+        with pytest.raises(FormatError, match="'4' is no number of a step"):
+            branch.restore(_state(0), step="4")  # type: ignore[arg-type]
+        assert branch.steps() == [3, 4]
 
 
 # Broken steps
@@ -438,6 +508,67 @@ def test_a_broken_step_is_passed_over_and_said_and_gone_with_the_next_save(
         assert branch.steps() == [1, 2]
         branch.save(_state(3), 3)
     assert _is(_restored(tmp_path)[1], 3)
+
+
+def test_a_step_of_a_later_version_is_neither_passed_over_nor_removed(tmp_path: Path) -> None:
+    _saved(tmp_path, 1, 2)
+    path = tmp_path / step_folder(2) / MANIFEST_NAME
+    path.write_bytes(path.read_bytes().replace(b'"version":1}', b'"version":2}'))
+    state = _state(0)
+    with _open(tmp_path) as branch:
+        with pytest.raises(FormatError, match="version 2 of the step format") as refused:
+            branch.restore(state)
+        assert refused.value.hint == "update hubshard, or name an older step"
+        assert _is(state, 0)
+        assert branch.restore(state, step=1) == 1
+        with pytest.raises(ConflictError, match="step 2 is saved already"):
+            branch.save(state, 1)
+
+
+def test_a_manifest_that_may_not_be_read_is_not_taken_for_a_broken_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _saved(tmp_path, 1, 2)
+    read_bytes = Path.read_bytes
+
+    def no_more_files(path: Path) -> bytes:
+        if path.parent.name == step_folder(2):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read_bytes(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", no_more_files)
+        with pytest.raises(StoreError, match="cannot be read: Too many open files"):
+            _restored(tmp_path)
+    assert _restored(tmp_path)[0] == 2
+
+
+def test_a_save_that_fails_and_one_that_was_killed_take_no_room_from_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _saved(tmp_path, 1)
+    killed = tmp_path / step_folder(2)
+    killed.mkdir()
+    (killed / "rank-00000-00001-0123456789ab.safetensors").write_bytes(b"half")
+    seen = []
+
+    def full_disk(descriptor: int, data: memoryview) -> None:
+        seen.append((killed.exists(), len(list((tmp_path / step_folder(3)).glob("rank-*")))))
+        if seen[-1][1]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        disk.write_all(descriptor, data)
+
+    with _open(tmp_path, max_file_size="300KB") as branch:
+        with monkeypatch.context() as patch:
+            patch.setattr(writing, "write_all", full_disk)
+            branch.save(_state(3), 3)
+            branch._saver.wait()
+        with pytest.raises(StoreError, match=r"step 3 was not saved: no room .* No space left on device"):
+            branch.wait()
+        assert seen[-1] == (False, 1)
+        assert sorted(path.name for path in tmp_path.glob("step-*")) == [step_folder(1)]
+        branch.save(_state(4), 4)
+    assert _is(_restored(tmp_path)[1], 4)
 
 
 def test_a_save_that_did_not_end_is_passed_over_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

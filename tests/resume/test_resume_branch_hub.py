@@ -208,9 +208,10 @@ def test_a_push_that_fails_leaves_the_local_step_and_the_next_save_pushes_on(hub
         branch._saver.wait()
         assert "step 4" in fails(lambda: branch.should_save(5))
         ask("start")
+        branch.rollback(3)  # and 4, which was still to be sent, is sent no more
         branch.save(state(5), 5)
         branch.wait()
-    assert on_branch() == [1, 2, 4, 5], on_branch()
+    assert on_branch() == [1, 2, 5], on_branch()
     assert restored("other") == 5
     print("done", flush=True)
     """
@@ -324,6 +325,27 @@ def test_a_rollback_removes_the_newer_steps_in_one_commit_and_from_the_disk(modu
     _run(module_hub, code, "org/rollback", tmp_path)
 
 
+def test_a_rollback_from_elsewhere_holds_on_a_disk_that_has_the_newer_steps(module_hub: Hub, tmp_path: Path) -> None:
+    code = """
+    from hubshard.steps.branch import StepBranch
+    saved(1, 2, 3)
+    saved(4, repo=None)  # which never reached the Hub
+    assert StepBranch(repo).rollback(1) == (2, 3)
+    with run() as branch:
+        found = state(0)
+        assert branch.restore(found) == 1
+        assert same(found, 1)
+        branch.save(state(2), 2)
+    assert on_branch() == [1, 2]
+    assert sorted(path.name for path in (tmp / "disk").glob("step-*")) == [step_folder(1), step_folder(2)]
+    saved(3, repo=None)
+    assert restored() == 3
+    """
+    out = _run(module_hub, code, "org/rolled-back", tmp_path)
+    for step in (2, 3, 4):
+        assert f"step {step} is passed over: the branch was rolled back to step 1" in out
+
+
 def test_of_the_steps_that_wait_for_a_slow_hub_the_newest_is_sent_and_those_that_stay(
     module_hub: Hub, tmp_path: Path
 ) -> None:
@@ -346,6 +368,23 @@ def test_of_the_steps_that_wait_for_a_slow_hub_the_newest_is_sent_and_those_that
         assert on_branch() == [4, 7], on_branch()
     skipped = [path for _, path in told("skipped") if "/" not in path]  # steps, not files that the Hub has already
     assert skipped == [step_folder(step) for step in (2, 3, 5, 6)], skipped
+
+    # a step that is saved again, twice, while its first save is on its way
+    events.clear()
+    reached.clear()
+    gate.clear()
+    with run(keep=2, keep_every=4, on_event=slow) as branch:
+        for seed in (8, 9, 10):
+            branch.save(state(seed), 8)
+            branch._saver.wait_for_disk()
+            assert reached.wait(60)
+        gate.set()
+        branch.wait()
+    assert [path for _, path in told("skipped") if "/" not in path] == [step_folder(8)]
+    found = state(0)
+    with run("elsewhere") as branch:
+        assert branch.restore(found) == 8
+    assert same(found, 10)
     """
     _run(module_hub, code, "org/slow", tmp_path)
 
@@ -365,6 +404,21 @@ def test_a_push_is_given_up_when_the_time_runs_out_and_the_step_is_on_the_disk(m
     assert on_branch() == [1]
     assert restored() == 2
     assert on_branch() == [1, 2]
+
+    nobody = dict(endpoint="http://127.0.0.1:9")  # is tried again and again
+    with run("third", signals=[signal.SIGTERM], grace_seconds=2.1, **nobody) as branch:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert branch.should_save(3)
+        branch.save(state(3), 3)
+    with run("fourth", signals=[signal.SIGTERM], grace_seconds=100, **nobody) as branch:
+        branch._hub.max_retries = 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert branch.should_save(4)
+        branch.save(state(4), 4)
+        branch.wait()  # and raises nothing: it would change what the process ends with
+    assert branch.exit_code == 143
     """
     out = _run(module_hub, code, "org/grace", tmp_path)
-    assert "step 2 is on the disk, but not on the Hub: there was no time" in out
+    assert "step 4: " in out
+    for step in (2, 3):
+        assert f"step {step} is on the disk, but not on the Hub: there was no time" in out

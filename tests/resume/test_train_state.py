@@ -376,6 +376,9 @@ def test_a_loader_of_torchdata_goes_on_by_its_adapter_which_is_not_asked_for_its
     load(its_state, tmp_path)
     assert (loader.count, its_loader.count) == (1, 0)
     assert [batch.tolist() for batch in its_loader] == rest
+    bare = torchdata.StatefulDataLoader(Numbers(), batch_size=3, shuffle=True)
+    load(TrainState(model=network(1), data=bare), tmp_path)  # which is given its adapter
+    assert [batch.tolist() for batch in bare] == rest
 
 
 class Counter:
@@ -579,6 +582,49 @@ def test_a_step_that_does_not_fit_is_refused_by_what_differs_and_nothing_is_chan
     halves = [list(other.parameters())[:2], list(other.parameters())[2:]]
     groups = torch.optim.Adam([{"params": half} for half in halves])
     refused(other, r"its groups hold other parameters.*\[6\] and \[2, 4\]", optimizer=groups)
+
+
+def test_parts_of_another_kind_or_on_other_data_are_refused_before_anything_is_touched(tmp_path: Path) -> None:
+    def made(seed: int, **changes: Any) -> tuple[nn.Module, TrainState]:
+        model = network(seed)
+        options = {"samples": 40, "optimizer": torch.optim.AdamW, "scheduler": lr_scheduler.StepLR, "scaler": False}
+        options |= changes
+        optimizer = options["optimizer"](model.parameters(), lr=0.1)
+        state = TrainState(
+            model=model,
+            optimizer=optimizer,
+            scheduler=options["scheduler"](optimizer, 3),
+            scaler=torch.amp.GradScaler("cpu", enabled=options["scaler"]),
+            data=ResumableLoader(range(options["samples"]), global_batch_size=4),
+        )
+        return model, state
+
+    save(made(1)[1], tmp_path)
+    for changes, message in [
+        ({"optimizer": torch.optim.Adam}, "optimizer: it is Adam, and the step was saved from AdamW"),
+        (
+            {"scheduler": lr_scheduler.CosineAnnealingLR},
+            "scheduler: it is a CosineAnnealingLR, and the step was saved from one without T_max, eta_min",
+        ),
+        ({"scaler": True}, "scaler: it is enabled, and was not when the step was saved"),
+        ({"samples": 44}, "data: the number of samples of the dataset is 44, but 40 in the saved state"),
+    ]:
+        model, state = made(2, **changes)
+        before = bits(model.state_dict())
+        with pytest.raises(FormatError, match=message):
+            load(state, tmp_path)
+        assert bits(model.state_dict()) == before
+    load(made(2)[1], tmp_path)
+
+
+def test_a_part_that_takes_its_state_badly_says_that_the_rest_is_overwritten(tmp_path: Path) -> None:
+    class Picky(Counter):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise KeyError(max(state))
+
+    save(TrainState(model=network(1), picky=Counter(1)), tmp_path)
+    with pytest.raises(FormatError, match=r"extras\.picky: it does not take .*KeyError: 'window'; the state is partly"):
+        load(TrainState(model=network(2), picky=Picky(2)), tmp_path)
 
 
 def test_what_the_step_holds_beyond_the_state_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -288,7 +288,7 @@ def test_a_manifest_of_a_later_version_says_so(tmp_path: Path) -> None:
     raw = encode_step(write(tmp_path, 1)).replace(b'"version":1}', b'"version":2}')
     with pytest.raises(FormatError, match="version 2 of the step format") as caught:
         decode_step(raw, path="m")
-    assert caught.value.hint == "update hubshard"
+    assert caught.value.hint == "update hubshard, or name an older step"
 
 
 def test_a_manifest_with_huge_columns_is_refused_before_they_fill_the_memory() -> None:

@@ -102,6 +102,14 @@ class StatefulLoader:
             )
         self._loader.load_state_dict(state)
 
+    def check_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        """See whether `load_state_dict` would take a position; nothing moves.
+
+        Raises:
+            FormatError: it would not.
+        """
+        _read("torchdata.StatefulDataLoader", self._place, state_dict)
+
 
 class StreamedDataset:
     """The part of a `datasets.IterableDataset` that one rank reads, example by example, in this process.
@@ -172,6 +180,14 @@ class StreamedDataset:
         """
         state = _read("datasets.IterableDataset", self._place, state_dict)
         self._go_to(state["epoch"], state["position"])
+
+    def check_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        """See whether `load_state_dict` would take a position; nothing moves.
+
+        Raises:
+            FormatError: it would not.
+        """
+        _read("datasets.IterableDataset", self._place, state_dict)
 
     def _current(self) -> dict[str, Any] | None:
         return self._dataset.state_dict() if self._is_read else self._position

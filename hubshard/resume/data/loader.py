@@ -201,6 +201,14 @@ class ResumableLoader:
         self.sampler.load_state_dict(state_dict)
         self._begin_iteration()
 
+    def check_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        """See whether `load_state_dict` would take a position; nothing moves.
+
+        Raises:
+            FormatError: it would not.
+        """
+        self.sampler.check_state_dict(state_dict)
+
     def _begin_iteration(self) -> None:
         self._iteration += 1
         self._delivered = None

@@ -116,7 +116,15 @@ class ResumableSampler:
         """Go to a position that was saved on any number of ranks; its seed becomes ours.
 
         Raises:
-            FormatError: it is of another dataset, global batch size or permutation; it says which.
+            FormatError: see `check_state_dict`.
         """
         self.order, self.cursor = self.order.restored(state_dict)
         self._start = self.cursor
+
+    def check_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        """See whether `load_state_dict` would take a position; nothing moves.
+
+        Raises:
+            FormatError: it is of another dataset, global batch size or permutation; it says which.
+        """
+        self.order.restored(state_dict)

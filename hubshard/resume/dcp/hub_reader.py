@@ -32,7 +32,7 @@ from hubshard.steps.places import (
     refuse_id,
 )
 from hubshard.steps.reading import read_boxes
-from hubshard.steps.step import Step
+from hubshard.steps.step import Step, checked_number
 
 if TYPE_CHECKING:
     from hubshard.store.hub_client import Token
@@ -76,7 +76,7 @@ class HubReader(StorageReader):
     ) -> None:
         check_places(repo_id, local_dir)
         self.repo_id = repo_id
-        self.step = step
+        self.step = None if step is None else checked_number(step)
         self.branch = branch
         self.local_dir = None if local_dir is None else Path(local_dir)
         self.opened: OpenStep | None = None

@@ -26,7 +26,7 @@ from hubshard.sources.torch_value import TorchValue, torch_problem
 from hubshard.steps.canonical import decode
 from hubshard.steps.parts import FileReceipt, Part, PlannedFile, block_bytes_for, merge, plan_files
 from hubshard.steps.places import BranchPlace, check_places, hub_store, refuse_id
-from hubshard.steps.step import MANIFEST_NAME, Step, TreePath, encode_step, step_folder
+from hubshard.steps.step import MANIFEST_NAME, Step, TreePath, checked_number, encode_step, step_folder
 from hubshard.steps.writing import (
     PieceStream,
     check_newest,
@@ -101,9 +101,8 @@ class HubWriter(StorageWriter):
         expected_head: str | None = None,
     ) -> None:
         check_places(repo_id, local_dir)
-        step_folder(step)
         self.repo_id = repo_id
-        self.step = step
+        self.step = checked_number(step)
         self.branch = branch
         self.local_dir = None if local_dir is None else Path(local_dir)
         self.saved: Step | None = None

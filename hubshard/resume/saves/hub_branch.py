@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
@@ -53,6 +54,7 @@ class HubBranch:
         self._place: BranchPlace | None = None
         self.max_retries = Patience().max_retries
         self.on_retry: OnRetry = ignore_retry
+        self.sleep: Callable[[float], None] = time.sleep
 
     @property
     def where(self) -> str:
@@ -64,7 +66,7 @@ class HubBranch:
         """The repo."""
         from hubshard.store.hub import HubStore  # noqa: PLC0415  # the client is slow to import, and not always needed
 
-        patience = Patience(max_retries=self.max_retries, on_retry=self._retried)
+        patience = Patience(max_retries=self.max_retries, on_retry=self._retried, sleep=self._sleep)
         return HubStore(self.repo_id, token=self._token, endpoint=self._endpoint, patience=patience)
 
     @property
@@ -145,6 +147,9 @@ class HubBranch:
         self._remember(revision)
         return revision
 
+    def _sleep(self, seconds: float) -> None:
+        self.sleep(seconds)
+
     def _retried(self, what: str, cause: str, wait_seconds: float) -> None:
         self.on_retry(what, cause, wait_seconds)  # that of the operation which is under way
 
@@ -187,7 +192,7 @@ class HubBranch:
             is_private = self.store.is_private()
         except NotFoundError:
             self.store.create_repo(private=True)
-            _LOG.info("%s: made, private", self.repo_id)
+            _LOG.warning("%s was not there: it is made, private", self.repo_id)
             is_private = True
         if not is_private:
             self._on_warning(

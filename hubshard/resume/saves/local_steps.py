@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -9,12 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from hubshard.disk import sync_folder
-from hubshard.errors import IntegrityError
+from hubshard.errors import IntegrityError, StoreError
+from hubshard.resume.saves.last_push import LastPush
 from hubshard.steps.places import LocalPlace
 from hubshard.steps.step import MANIFEST_NAME, Step, decode_step, step_folder, step_number
 
 __all__ = ["LocalSteps"]
 
+_HARMLESS = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Why something cannot be read that may be whole all the same."""
 _OURS = re.compile(r"rank-[0-9]{5,}-.*\.safetensors\Z|\.rank-[0-9]{5,}-.*\.part\Z|\.?manifest\.json(-.*\.part)?\Z")
 
 
@@ -23,10 +27,14 @@ class LocalSteps:
 
     Args:
         root: the folder; it is made by the first save.
+
+    Attributes:
+        last_push: which of them has been on the Hub.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.last_push = LastPush(root)
 
     @property
     def place(self) -> LocalPlace:
@@ -51,11 +59,16 @@ class LocalSteps:
         Raises:
             FormatError: the manifest is damaged.
             IntegrityError: it cannot be read, or is that of another step.
+            StoreError: this process may not read it, or has too many files open.
         """
         path = self.folder(step) / MANIFEST_NAME
         try:
             raw = path.read_bytes()
         except OSError as error:
+            if error.errno in _HARMLESS:
+                raise StoreError(
+                    f"{path} cannot be read: {error.strerror}", hint="the step may be whole: see why, and restore again"
+                ) from error
             raise IntegrityError(f"{path} cannot be read: {error}", hint="restore an older step") from error
         found = decode_step(raw, path=str(path))
         if found.step != step:
@@ -82,6 +95,21 @@ class LocalSteps:
                 self.remove(number)
                 removed.append(number)
         return sorted(removed)
+
+    def remove_unfinished(self) -> None:
+        """Remove what saves that did not end have left, so that it takes no room from the next one."""
+        for number in self.begun():
+            self.remove(number)
+
+    def remove_files(self, step: int, names: Collection[str]) -> None:
+        """Remove files of a step that was never shown; where one is shown, they may be part of it, and stay."""
+        folder = self.folder(step)
+        if (folder / MANIFEST_NAME).exists():
+            return
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
+        with suppress(OSError):  # another rank is not as far yet, or something of somebody else lies there
+            folder.rmdir()
 
     def remove_all(self, steps: Collection[int]) -> None:
         """Remove steps, the newest first, so that a kill on the way leaves none that is newer than one that is gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 
 from hubshard.steps.retention import Retention
 
@@ -23,25 +24,37 @@ class PushQueue:
         self._lock = threading.Lock()
         self._waiting: list[int] = []
         self._current: int | None = None
+        self._files: Collection[str] = ()  # of the current one
 
     def add(self, step: int) -> None:
         """A step waits."""
         with self._lock:
             self._waiting.append(step)
 
-    def begin(self, step: int) -> bool:
-        """The turn of a step has come; whether it is to be pushed, or a newer one waits that makes it needless."""
+    def begin(self, step: int, files: Collection[str]) -> bool:
+        """The turn of a step has come; whether it is to be pushed, or another waits that makes it needless.
+
+        Args:
+            step: its number.
+            files: their names.
+        """
         with self._lock:
             self._waiting.remove(step)
-            if any(other > step for other in self._waiting) and not self.stays(step):
+            is_saved_again = step in self._waiting
+            if is_saved_again or (any(other > step for other in self._waiting) and not self.stays(step)):
                 return False
-            self._current = step
+            self._current, self._files = step, files
             return True
 
     def end(self) -> None:
         """The push has ended, well or not."""
         with self._lock:
-            self._current = None
+            self._current, self._files = None, ()
+
+    def files_in_flight(self, step: int) -> set[str]:
+        """The files of a step that are just being read for its push."""
+        with self._lock:
+            return {*self._files} if step == self._current else set()
 
     def needed(self) -> set[int]:
         """Steps whose local files will still be read; all others may go, and those that wait are then superseded."""

@@ -8,14 +8,13 @@ import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from hubshard.errors import HubshardError
 from hubshard.events import Operation
 from hubshard.resume.saves.background import Background
 from hubshard.resume.saves.hub_branch import HubBranch
 from hubshard.resume.saves.local_steps import LocalSteps
 from hubshard.resume.saves.push_queue import PushQueue
 from hubshard.resume.saves.saving import Written, push_step, write_step
-from hubshard.resume.saves.sending import OutOfTimeError
+from hubshard.resume.saves.sending import OutOfTimeError, check_time
 from hubshard.steps.retention import Retention
 from hubshard.steps.step import Step, encode_step, step_folder
 
@@ -38,7 +37,7 @@ class Saver:
         push_team: all ranks, for the thread that pushes.
         retention: which steps stay.
         max_file_bytes: bound per file.
-        is_first_of_disk: see `saving.is_first_of_disk`.
+        is_first_of_disk: see `RunFolder`.
     """
 
     def __init__(
@@ -64,6 +63,8 @@ class Saver:
         self._queue = PushQueue(retention)
         self._owed: list[Written] = []  # pushes that failed of steps that stay; of the thread that pushes
         self._is_over = threading.Event()
+        if hub is not None:
+            hub.sleep = self._rest
         self.broken: frozenset[int] = frozenset()
         self.last_seconds = 0.0
 
@@ -94,9 +95,13 @@ class Saver:
         """End the pushes that are under way: the time for them has run out."""
         self._is_over.set()
 
-    def raise_error(self) -> None:
-        """Raise the oldest error that was not raised yet."""
-        error = self._writing.take_error() or self._pushing.take_error()
+    def raise_error(self, *, of_pushes: bool = True) -> None:
+        """Raise the oldest error that was not raised yet.
+
+        Args:
+            of_pushes: whether a step that is on the disk, but not on the Hub, is one.
+        """
+        error = self._writing.take_error() or (self._pushing.take_error() if of_pushes else None)
         if error is not None:
             raise error
 
@@ -112,7 +117,8 @@ class Saver:
         self._writing.start(f"step {number} was not saved", lambda: self._write(snapshot, number, began, op))
 
     def remove(self, steps: Collection[int]) -> None:
-        """Remove steps from the disk, by one of the ranks that share it."""
+        """Remove steps from the disk, by one of the ranks that share it, and from what is still to be pushed."""
+        self._owed = [written for written in self._owed if written.number not in steps]
         if self._is_first_of_disk:
             self._local.remove_all(steps)
 
@@ -138,6 +144,11 @@ class Saver:
         self._pushing.close()
 
     # On the threads
+
+    def _rest(self, seconds: float) -> None:
+        """Wait for the Hub, no longer than there is time for it."""
+        self._is_over.wait(seconds)
+        check_time(self._is_over)
 
     def _write(self, snapshot: Snapshot, number: int, began: float, op: Operation) -> None:
         try:
@@ -169,8 +180,9 @@ class Saver:
 
     def _push(self, hub: HubBranch, written: Written, op: Operation) -> None:
         team, number = self._push_team, written.number
-        if not team.first(lambda: self._queue.begin(number)):
-            op.tell("skipped", step_folder(number), detail="a newer step is sent instead")
+        files = () if written.step is None else tuple(written.step.file_of)
+        if not team.first(lambda: self._queue.begin(number, files)):
+            op.tell("skipped", step_folder(number), detail="a newer save is sent instead")
             op.end()
             return
         try:
@@ -193,7 +205,7 @@ class Saver:
         for position, written in enumerate(owed):
             try:
                 self._push_one(hub, written, op)
-            except HubshardError:
+            except BaseException:
                 self._owed = owed[position:]
                 raise
 
@@ -208,6 +220,8 @@ class Saver:
             op=op,
             is_over=self._is_over,
         )
+        if self._is_first_of_disk:
+            self._local.last_push.note(hub.where, written.number)
 
     def _broken_after(self, number: int) -> Collection[int]:
         return {other for other in self.broken if other > number}

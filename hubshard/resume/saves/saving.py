@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-import time
-import uuid
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
 from hubshard.errors import ConflictError, FormatError
 from hubshard.events import Operation
 from hubshard.protocols import Staged
+from hubshard.resume.ranks import LostRankError
 from hubshard.resume.saves.hub_branch import HubBranch
 from hubshard.resume.saves.local_steps import LocalSteps
 from hubshard.resume.saves.push_queue import PushQueue
@@ -29,9 +25,7 @@ if TYPE_CHECKING:
     from hubshard.resume.saves.snapshot import Snapshot
     from hubshard.resume.team import Team
 
-__all__ = ["Written", "is_first_of_disk", "push_step", "write_step"]
-
-_LEFTOVER_SECONDS = 24 * 3600
+__all__ = ["Written", "push_step", "write_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +56,8 @@ class _Receipt:
 class _Merged:
     # what rank 0 tells each rank
     raw: bytes
-    names: frozenset[str]
+    names: frozenset[str]  # of the files that stay in its folder
     kept: frozenset[int]
-
-
-def is_first_of_disk(root: Path, team: Team) -> bool:
-    """Whether this is the lowest of the ranks that share a local folder: it writes the manifest there."""
-    mark = f".here-{team.first(lambda: uuid.uuid4().hex)}-"
-    own = root / f"{mark}{team.rank:05d}"
-
-    def leave() -> None:
-        root.mkdir(parents=True, exist_ok=True)
-        own.write_text(socket.gethostname())
-
-    team.each(leave)
-    for path in root.glob(".here-*"):  # of runs that were killed just then
-        with suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS:
-                path.unlink()
-    lowest = min(path.name for path in root.glob(f"{mark}*"))
-    team.each(lambda: None)
-    own.unlink(missing_ok=True)
-    return lowest == own.name
 
 
 def write_step(
@@ -108,6 +82,7 @@ def write_step(
         FormatError: what the ranks wrote is not one whole.
     """
     planned = snapshot.plan.files(max_file_bytes)
+    team.each(local.remove_unfinished if is_first_of_disk else lambda: None)
     streams = [
         PieceStream(
             file,
@@ -137,14 +112,22 @@ def write_step(
                 hint="give each run a folder of its own",
             )
         kept = {*there, number} - {*retention.expired(there, number)} | queue.needed()
-        return _Merged(encode_step(step), frozenset(step.file_of), frozenset(kept))
+        names = {*step.file_of} | queue.files_in_flight(number)
+        return _Merged(encode_step(step), frozenset(names), frozenset(kept))
 
-    merged = team.join(write, join)
+    try:
+        merged = team.join(write, join)
+    except LostRankError:  # which may have shown the step by now
+        raise
+    except BaseException:
+        local.remove_files(number, [stream.receipt.file.name for stream in streams if stream.is_whole])
+        raise
 
     def show() -> None:
         if is_first_of_disk:
             write_manifest(folder, merged.raw, merged.names)
             local.keep_only(merged.kept, newest=max(number, *broken, 0))
+            local.last_push.forget(number)
 
     team.each(show)
     op.tell("commit", str(folder), sum(file.nbytes for file in planned))

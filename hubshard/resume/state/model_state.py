@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hubshard.errors import FormatError
+from hubshard.resume.state.replicas import samples_of
 from hubshard.resume.state.state_parts import Specs, StatefulPart, Tensors, check_same
 
 __all__ = ["ModelPart", "PlainNames", "extra_state_part"]
@@ -37,6 +38,15 @@ class ModelPart:
                 f"{self.path}: it is wrapped in FullyShardedDataParallel, whose flat parameters are not supported",
                 hint="shard it with torch.distributed.fsdp.fully_shard",
             )
+
+    def names(self) -> list[str]:
+        """What every rank has, alike."""
+        tensors, aliases = self._tensors()
+        return [*tensors, *(f"{alias} tied to {name}" for alias, name in aliases.items())]
+
+    def samples(self) -> dict[str, list[float]]:
+        """Some numbers of what every rank has alike; see `replicas`."""
+        return {f"{self.path}.{name}": held for name, held in samples_of(self._parameters()).items()}
 
     def save(self, *, is_first: bool) -> tuple[object, Tensors]:
         """See `Part`. Buffers that are whole on every rank are those of the first, as under DDP."""
@@ -64,6 +74,9 @@ class ModelPart:
         """See `Part`. Tensors that were loaded in place are not copied again."""
         every = dict(tensors) | {alias: tensors[name] for alias, name in value["aliases"].items()}
         set_model_state_dict(self.model, every, options=_NOT_STRICT)
+
+    def _parameters(self) -> Tensors:
+        return {self._names(name): param for name, param in self.model.named_parameters()}
 
     def _tensors(self, *, with_buffers: bool = True) -> tuple[Tensors, dict[str, str]]:
         """The tensors by name, and further names of them; with or without buffers that are not sharded."""

@@ -22,6 +22,7 @@ from hubshard.resume.state.tree import fill, join, split, tensor_names
 
 __all__ = ["OptimizerPart"]
 
+_CLASS = "class"
 _STEP = "step"  # torch's optimizers keep it on the CPU, unless "capturable" or "fused"
 
 
@@ -38,11 +39,16 @@ class OptimizerPart:
     def __post_init__(self) -> None:
         self._names = PlainNames(self.model)
 
+    def names(self) -> list[str]:
+        """The parameters and their groups: every rank has the same."""
+        groups = self._tree(self._named())["param_groups"]
+        return [f"{name} in group {number}" for number, group in enumerate(groups) for name in group["params"]]
+
     def save(self, *, is_first: bool) -> tuple[object, Tensors]:
         """See `Part`."""
         del is_first  # replicas are equal: which rank stores one is the planner's choice
         named = self._named()
-        tree = self._tree(named)
+        tree = self._tree(named) | {_CLASS: type(self.optimizer).__name__}
         for name, param in named:
             for key, value in tree["state"].get(name, {}).items():
                 _check_share(f"{self.path}.state.{name}.{key}", value, param)
@@ -50,6 +56,12 @@ class OptimizerPart:
 
     def wanted(self, value: Any, specs: Specs) -> Tensors:
         """See `Part`. State that this run does not have yet is made, empty."""
+        kind, ours = value.get(_CLASS), type(self.optimizer).__name__
+        if kind not in {None, ours}:
+            raise FormatError(
+                f"{self.path}: it is {ours}, and the step was saved from {kind}",
+                hint="go on with that; or restore into a TrainState without the optimizer, and begin it anew",
+            )
         params, live = self._fitting(value)
         wanted: Tensors = {}
         for name, values in value["state"].items():

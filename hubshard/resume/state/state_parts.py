@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from hubshard.errors import FormatError
+from hubshard.resume.state.fitting import check_fits
 from hubshard.resume.state.tree import assign, fill, join, split, tensor_names
 
 __all__ = ["Part", "StatefulPart", "Tensors", "ValuePart", "check_same", "room_for", "spec_of"]
@@ -97,6 +98,7 @@ class StatefulPart:
 
     def wanted(self, value: Any, specs: Specs) -> Tensors:
         """See `Part`."""
+        check_fits(self.path, self.stateful, value)
         return _room(value, specs, self._live(value), self.path)
 
     def load(self, value: Any, tensors: Tensors) -> None:

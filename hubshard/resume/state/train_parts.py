@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from hubshard.errors import FormatError
+from hubshard.resume.data.adapters import StatefulLoader
 from hubshard.resume.dcp.torch_items import metadata_of
 from hubshard.resume.ranks import reading_ranks
 from hubshard.resume.state.model_state import ModelPart, extra_state_part
 from hubshard.resume.state.optimizer_state import OptimizerPart
+from hubshard.resume.state.replicas import Replica
 from hubshard.resume.state.rng import generators_state, restore_generators, seed_rank
 from hubshard.resume.state.state_parts import Part, Specs, StatefulPart, ValuePart, room_for, spec_of
 from hubshard.steps.step import Step
@@ -34,6 +37,9 @@ class Parts:
         others: kind to None, one, or several with `state_dict` and `load_state_dict`.
         ema: "ema" to None or the averaged weights.
         extras: whatever else, by name.
+
+    Attributes:
+        ranks: the rank of this process and the number of ranks, among those that hold the state; None for all.
     """
 
     def __init__(
@@ -53,7 +59,14 @@ class Parts:
         for name in extras:
             parts += _extra_parts(f"extras.{name}", extras, name)
         self._parts = parts
+        self.ranks: tuple[int, int] | None = None
         self._restored_step: int | None = None
+
+    def replica(self) -> Replica:
+        """What this rank holds, in brief, for it to be compared with what the first one does."""
+        names = {part.path: part.names() for part in self._parts if isinstance(part, ModelPart | OptimizerPart)}
+        models = [part for part in self._parts if isinstance(part, ModelPart)]
+        return Replica(names, {name: held for part in models for name, held in part.samples().items()})
 
     def save(self, progress: Mapping[str, object]) -> dict[str, Any]:
         """The live tensors of this rank and the values, nested, for DCP.
@@ -64,7 +77,7 @@ class Parts:
         Raises:
             FormatError: something cannot be stored: names its path.
         """
-        rank, world_size = reading_ranks(None, None)
+        rank, world_size = self.ranks or reading_ranks(None, None)
         values: dict[str, tuple[object]] = {}
         state: dict[str, Any] = {"values": values, "rng": {_key(rank): generators_state()}}
         for part in self._parts:
@@ -84,7 +97,7 @@ class Parts:
         Raises:
             FormatError: the step was saved from something else; says what differs.
         """
-        rank, world_size = reading_ranks(None, None)
+        rank, world_size = self.ranks or reading_ranks(None, None)
         saved = _SavedStep(step)
         is_same_world = saved.progress["world_size"] == world_size
         self._refuse_other_parts(saved, rank, is_same_world=is_same_world)
@@ -106,7 +119,7 @@ class Parts:
         Raises:
             FormatError: it is incomplete, or a part refuses it.
         """
-        rank, world_size = reading_ranks(None, None)
+        rank, world_size = self.ranks or reading_ranks(None, None)
         values = {name: value[0] for name, value in state.get("values", {}).items()}
         names = [_stored_name(part, rank) for part in self._parts]
         is_same_world = values.get(_PROGRESS, {}).get("world_size") == world_size
@@ -118,7 +131,7 @@ class Parts:
                 hint="load into what prepare_load() gives, as ResumeBranch.restore does",
             )
         for name, part in zip(names, self._parts, strict=True):
-            part.load(values[name], state.get(name, {}))
+            _load(part, values[name], state.get(name, {}))
         progress: Mapping[str, Any] = values[_PROGRESS]
         if is_same_world:
             restore_generators(generators)
@@ -185,6 +198,17 @@ class _SavedStep:
         return {_without_rank(name) for name in self.values} - {_PROGRESS}
 
 
+def _load(part: Part, value: Any, tensors: dict[str, torch.Tensor]) -> None:
+    try:
+        part.load(value, tensors)
+    except Exception as error:
+        why = error.message if isinstance(error, FormatError) else f"{type(error).__name__}: {error}"
+        raise FormatError(
+            f"{part.path}: it does not take what the step holds: {why}; the state is partly overwritten",
+            hint="do not train on: begin with a new state, built as it was when the step was saved",
+        ) from error
+
+
 def _module_parts(path: str, module: torch.nn.Module) -> Iterator[Part]:
     yield ModelPart(path, module)
     extra = extra_state_part(f"{path}_extra", module)
@@ -215,12 +239,24 @@ def _several(kind: str, given: Any) -> list[tuple[str, Any]]:
 
 
 def _stateful(path: str, value: Any) -> Part:
+    if _is_a(value, "torchdata.stateful_dataloader", "StatefulDataLoader"):
+        value = StatefulLoader(value)  # each rank has a position of its own
+    if _is_a(value, "datasets", "IterableDataset"):
+        raise FormatError(
+            f"{path}: a datasets.IterableDataset knows what this process has read, not what a loader has",
+            hint="give a StreamedDataset of hubshard.resume.data.adapters, or the StatefulDataLoader that reads it",
+        )
     if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
         raise FormatError(
             f"{path}: {type(value).__name__} has no state_dict() and load_state_dict()",
             hint="for data, see hubshard.ResumableLoader and hubshard.resume.data.adapters",
         )
     return StatefulPart(path, value, bool(getattr(value, "per_rank", False)))
+
+
+def _is_a(value: object, module: str, name: str) -> bool:
+    kind = getattr(sys.modules.get(module), name, None)  # where it is not imported, there is none
+    return kind is not None and isinstance(value, kind)
 
 
 def _key(rank: int) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from hubshard.resume.state.replicas import Replica
     from hubshard.steps.step import Step
 
 __all__ = ["TrainState"]
@@ -42,7 +43,9 @@ class TrainState:
 
     What all ranks hold alike is stored once; where buffers, extras and what is no tensor differ from rank to rank, the
     first rank's are stored. Sharding with `fully_shard`, tensor parallelism by DTensor, DDP, `torch.compile` and
-    activation checkpointing are known; pipeline parallelism, where ranks hold different layers, is not.
+    activation checkpointing are known. Ranks that hold different layers (pipeline parallelism), or shares of layers in
+    plain tensors, are refused by `ResumeBranch`: give each stage one of its own, with `process_group`, `branch` and
+    `local_dir`, and restore the newest step that all of them have.
 
     Args:
         model: the module, wrapped or not. Several in one: `torch.nn.ModuleDict`.
@@ -88,6 +91,19 @@ class TrainState:
         self.seed = initial_seed()
         others = {"scheduler": scheduler, "scaler": scaler, "data": data}
         self._parts = Parts(model, optimizer, others, {"ema": ema}, extras)
+
+    def among(self, rank: int, world_size: int) -> None:
+        """Say which ranks hold this state together, where they are not all of torch.distributed; see `ResumeBranch`.
+
+        Args:
+            rank: of this process, among them.
+            world_size: how many they are.
+        """
+        self._parts.ranks = rank, world_size
+
+    def replica(self) -> Replica:
+        """What this rank holds, in brief: tensors that are whole must be alike on all ranks."""
+        return self._parts.replica()
 
     def state_dict(self) -> dict[str, Any]:
         """The live tensors of this rank and the values, nested, for DCP. Nothing is changed.

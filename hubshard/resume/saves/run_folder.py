@@ -1,0 +1,80 @@
+"""The local folder of a run: which of the ranks share it, and that no other run saves there. No torch."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hubshard.resume.saves.folder_lock import FolderLock
+
+if TYPE_CHECKING:
+    from hubshard.resume.team import Team
+
+__all__ = ["RunFolder"]
+
+_LOG = logging.getLogger("hubshard")
+_LEFTOVER_SECONDS = 24 * 3600
+
+
+class RunFolder:
+    """The folder, as this rank sees it; made by all ranks.
+
+    Args:
+        root: the folder; it is made.
+        team: all ranks.
+
+    Attributes:
+        is_first_of_disk: whether this is the lowest of the ranks that share the folder: it writes the manifest there.
+    """
+
+    def __init__(self, root: Path, team: Team) -> None:
+        self._root = root
+        self._team = team
+        run = team.first(lambda: uuid.uuid4().hex)
+        self.is_first_of_disk = _is_first_of_disk(root, team, run)
+        self._lock = FolderLock(root, run)
+        self._is_held = False
+
+    def hold(self) -> None:
+        """Keep other runs from saving there; called by all ranks.
+
+        Raises:
+            ConflictError: another run saves there.
+        """
+        if not self._is_held:
+            self._team.each(lambda: self._lock.acquire() if self.is_first_of_disk else None)
+            self._is_held = True
+
+    def look(self) -> None:
+        """Say where another run saves there."""
+        holder = self._lock.holder() if self.is_first_of_disk else None
+        if holder is not None:
+            _LOG.warning("%s is in use: %s saves there, so this run cannot", self._root, holder)
+
+    def release(self) -> None:
+        """Let other runs save there."""
+        self._lock.release()
+
+
+def _is_first_of_disk(root: Path, team: Team, run: str) -> bool:
+    mark = f".here-{run}-"
+    own = root / f"{mark}{team.rank:05d}"
+
+    def leave() -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        own.write_text(socket.gethostname())
+
+    team.each(leave)
+    for path in root.glob(".here-*"):  # of runs that were killed just then
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS:
+                path.unlink()
+    lowest = min(path.name for path in root.glob(f"{mark}*"))
+    team.each(lambda: None)
+    own.unlink(missing_ok=True)
+    return lowest == own.name
