@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from hubshard.errors import FormatError
-from hubshard.messages import brief
+from hubshard.messages import brief, listed
 from hubshard.names import is_weight_file, shard_name, variant_of
 from hubshard.paths import check_case, check_plain_path, check_store_path
 from hubshard.plan import MAX_INDEX_BYTES, MAX_SHARDS, Shard, ShardPlan, plan_shards
@@ -267,7 +267,8 @@ def _outgoing(
 
 
 def _notes_on(plan: ShardPlan) -> Iterator[str]:
-    for name in plan.oversized:
-        yield f"tensor {brief(name)} alone is larger than the bound of a shard"
+    if plan.oversized:
+        these = "this tensor is" if len(plan.oversized) == 1 else f"each of these {len(plan.oversized)} tensors is"
+        yield f"{these} larger than the bound of a shard: {listed([brief(name) for name in plan.oversized])}"
     if len(plan.shards) > MAX_SHARDS:
         yield f"there are {len(plan.shards)} shards: {_MANY_SHARDS}"

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from huggingface_hub import constants
+
 from hubshard.errors import StoreError
 from hubshard.protocols import Content
 from hubshard.store.content import CheckedContent
@@ -152,9 +154,18 @@ class XetUploader:
         except (OSError, RuntimeError) as error:
             raise StoreError(
                 f"{self._client.repo}: cannot upload {path}: {error}",
-                hint="is the Hub reachable? run it again: what was finished is not sent again",
+                hint=_hint(error),
                 retryable=isinstance(error, ConnectionError | TimeoutError),
             ) from error
+
+
+def _hint(error: Exception) -> str:
+    if "I/O error" in str(error):  # what it says of files of its own
+        return (
+            f"Xet keeps notes in {constants.HF_XET_CACHE}: set HF_HOME or HF_XET_CACHE to a folder that can be written "
+            "to, or HF_HUB_DISABLE_XET=1"
+        )
+    return "is the Hub reachable? run it again: what was finished is not sent again"
 
 
 class _Pulse:

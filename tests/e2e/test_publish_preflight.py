@@ -128,3 +128,13 @@ def test_a_repo_that_was_made_for_a_publish_that_fails_is_said_to_be_there_and_e
             lab.push(weights(), proxy.url)
         assert "was made" not in str(again.value.hint), "it was there"
     assert lab.push(weights()).changed
+
+
+def test_a_home_that_cannot_be_written_to_is_not_laid_at_the_hubs_door(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HF_XET_CACHE", str(tmp_path / "file" / "xet"))
+    with pytest.raises(HubshardError, match="I/O error") as told:
+        lab.push(weights())
+    assert "set HF_HOME or HF_XET_CACHE to a folder that can be written to" in str(told.value.hint)
