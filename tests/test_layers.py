@@ -22,10 +22,11 @@ LAYERS = {
     2: {"plan", "reads", "engine", "shardfile", "digests"},
     3: {"store", "sources"},
     4: {"steps"},
-    5: {"publish", "fetch", "lazy", "history", "convert", "report", "resume"},
-    6: {"dcp", "integrations", "promotion"},
-    7: {"cli"},
-    8: {"__init__", "__main__"},
+    5: {"ranks"},
+    6: {"publish", "fetch", "lazy", "history", "convert", "report", "resume"},
+    7: {"dcp", "integrations", "promotion"},
+    8: {"cli"},
+    9: {"__init__", "__main__"},
 }
 LEVEL_LAYERS = {0, 1, 2}
 APART = {"hubserver": 1}
@@ -35,7 +36,7 @@ KNOWN = set().union(*LAYERS.values()) | set(APART)
 
 THIRD_PARTY = {
     # who may import which package at all; "*" is everybody
-    "torch": {"sources/*", "lazy/*", "resume/*", "integrations/*", "dcp.py", "cli/demo/client.py"},
+    "torch": {"sources/*", "ranks/*", "lazy/*", "resume/*", "integrations/*", "dcp.py", "cli/demo/client.py"},
     "numpy": {"sources/*", "lazy/*", "resume/*"},
     "safetensors": {"sources/*", "lazy/*", "cli/demo/client.py"},
     "transformers": {"sources/*", "lazy/*", "integrations/*", "cli/demo/client.py"},
@@ -54,6 +55,16 @@ THIRD_PARTY = {
     "typing_extensions": {"*"},
     "lz4": {"hubserver/*"},
     "blake3": {"hubserver/*"},
+}
+PICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+PICKLING_CALLS = {
+    # of torch.distributed
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "recv_object_list",
+    "scatter_object_list",
+    "send_object_list",
 }
 LATE = {
     "torch",
@@ -226,6 +237,16 @@ def test_imports_stand_on_top_but_for_optional_and_slow_packages() -> None:
         and found.target.rpartition(".")[0] not in _slow_modules()
         and not (_our_unit(found.target) is not None and _matches(found.path, LATE_OURS))
     ]
+    assert wrong == []
+
+
+def test_nothing_is_pickled_nor_unpickled() -> None:
+    wrong = [str(found) for found in imports() if found.target.split(".")[0] in PICKLERS]
+    for path, tree in modules().items():
+        for node in ast.walk(tree):
+            name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+            if name in PICKLING_CALLS or (name == "load" and ast.unparse(node) == "torch.load"):
+                wrong.append(f"hubshard/{path} {ast.unparse(node)}")
     assert wrong == []
 
 

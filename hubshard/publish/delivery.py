@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from hubshard.errors import ConflictError, FormatError, HubshardError
 from hubshard.events import OnEvent, Operation, ignore, operation
@@ -77,6 +77,11 @@ class Published:
     def shards(self) -> int:
         """How many weight files it has."""
         return len(self.plan.shards)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All but the plan, as plain data: for other ranks, which have the plan."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "plan"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ class KeyStore(Protocol):
         """Take one away."""
 
 
-def meet(store: KeyStore, rank: int, size: int, *, limit_seconds: float) -> None:
+def meet(store: KeyStore, rank: int, size: int, *, limit_seconds: float) -> str:
     """Return once all ranks have called it.
 
     Args:
@@ -48,6 +48,9 @@ def meet(store: KeyStore, rank: int, size: int, *, limit_seconds: float) -> None
         rank: this one.
         size: how many there are.
         limit_seconds: how long to wait for the others.
+
+    Returns:
+        A name for what they do together: the same on all, and new.
 
     Raises:
         FormatError: some rank has not called it; names those.
@@ -58,9 +61,9 @@ def meet(store: KeyStore, rank: int, size: int, *, limit_seconds: float) -> None
         store.set(f"at/{rank}", call)
         try:
             if rank == 0:
-                _call_all(store, size, limit_seconds)
-            else:
-                _answer(store, call, limit_seconds)
+                _call_all(store, size, call, limit_seconds)
+                return call
+            return _answer(store, call, limit_seconds)
         finally:
             store.delete_key(f"at/{rank}")
 
@@ -100,7 +103,7 @@ def polled(
         pause = min(pause * 1.5, longest_seconds)
 
 
-def _call_all(store: KeyStore, size: int, limit_seconds: float) -> None:
+def _call_all(store: KeyStore, size: int, call_of_first: str, limit_seconds: float) -> None:
     calls: dict[int, str] = {}
 
     def missing_ranks() -> str:
@@ -116,23 +119,24 @@ def _call_all(store: KeyStore, size: int, limit_seconds: float) -> None:
             break
     missing = sorted(set(range(1, size)) - calls.keys())
     _seen.update(calls.values())
-    answer = json.dumps(missing)
+    answer = json.dumps({"missing": missing, "name": call_of_first})
     for call in calls.values():
         store.set(f"go/{call}", answer)
     if missing:
         raise _alone([0, *calls], missing, limit_seconds)
 
 
-def _answer(store: KeyStore, call: str, limit_seconds: float) -> None:
+def _answer(store: KeyStore, call: str, limit_seconds: float) -> str:
     for _ in polled(2 * limit_seconds):
         if store.check([f"go/{call}"]):
             break
     else:
         raise _alone([], [0], limit_seconds)
-    missing = json.loads(store.get(f"go/{call}"))
+    answer = json.loads(store.get(f"go/{call}"))
     store.delete_key(f"go/{call}")
-    if missing:
-        raise _alone([], missing, limit_seconds)
+    if answer["missing"]:
+        raise _alone([], answer["missing"], limit_seconds)
+    return str(answer["name"])
 
 
 def _alone(here: Iterable[int], missing: Iterable[int], limit_seconds: float) -> HubshardError:

@@ -24,7 +24,7 @@ from hubshard.publish.upload import Known, Upload
 from hubshard.store.hub import HubStore
 
 if TYPE_CHECKING:
-    from hubshard.sources.rank_group import RankGroup
+    from hubshard.ranks.group import RankGroup
 
 __all__ = ["Shares", "owners_of"]
 
@@ -134,8 +134,7 @@ class Shares:
         self._group.tell(0, "done", done)
         told = self._group.hear(0, "published")
         work.op.end(told["commit"])
-        lists = {key: tuple(told[key]) for key in ("deleted", "rank_bytes")}
-        return Published(**(told | lists), plan=outgoing.plan)
+        return Published(**told, plan=outgoing.plan)
 
     def published(self, done: Published) -> Published:
         """See `Together`."""
@@ -147,8 +146,7 @@ class Shares:
             retries=done.retries + sum(totals.retries for totals in self._totals),
             rank_bytes=self._rank_bytes,
         )
-        told = {name: getattr(ours, name) for name in Published.__dataclass_fields__ if name != "plan"}
-        self._group.tell_all("published", told)
+        self._group.tell_all("published", ours.facts)
         return ours
 
     def _tell_kept(self, _file: OutFile, staged: Staged) -> None:

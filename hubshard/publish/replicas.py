@@ -6,7 +6,6 @@ The others wait for what came of it, if they call at all: rank 0 neither waits f
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 import time
 from collections import Counter
@@ -20,7 +19,7 @@ from hubshard.publish.delivery import Delivery, Published, Work
 from hubshard.publish.meeting import KeyStore, polled, reachable
 from hubshard.publish.outgoing import Outgoing
 from hubshard.publish.upload import Upload
-from hubshard.sources.plain_errors import error_of, plain_error
+from hubshard.ranks.telling import error_of, plain_error, told_bytes, told_value
 
 __all__ = ["Replicas"]
 
@@ -90,12 +89,11 @@ class Replicas:
         if "error" in told:
             raise error_of(told["error"])
         work.op.end(told["commit"])
-        return Published(**(told | {key: tuple(told[key]) for key in ("deleted", "rank_bytes")}), plan=outgoing.plan)
+        return Published(**told, plan=outgoing.plan)
 
     def published(self, done: Published) -> Published:
         """See `Together`."""
-        told = {name: getattr(done, name) for name in Published.__dataclass_fields__ if name != "plan"}
-        self._tell(told)
+        self._tell(done.facts)
         return done
 
     def give_up(self, error: BaseException) -> None:
@@ -112,7 +110,7 @@ class Replicas:
     def _tell(self, outcome: Mapping[str, Any]) -> None:
         # what was published stays so where nobody can be told of it: torch.distributed raises RuntimeError for that
         with suppress(RuntimeError):
-            self._store.set(f"{self._key}/done", json.dumps(outcome))
+            self._store.set(f"{self._key}/done", told_bytes(outcome).decode())
 
     def _outcome(self) -> Any:
         last, since = b"", time.monotonic()
@@ -127,7 +125,7 @@ class Replicas:
                     f"rank 0, which publishes, has been silent for {self._limit_seconds:.0f} s",
                     hint="see what became of it; then publish again: what was finished is not sent again",
                 )
-        return json.loads(self._store.get(f"{self._key}/done"))
+        return told_value(self._store.get(f"{self._key}/done"))
 
     def _wait_for_first(self, key: str, what: str) -> None:
         for _ in polled(self._wait_seconds, waits_for=lambda: f"rank 0 to publish {what}"):

@@ -14,7 +14,7 @@ from hubshard.publish.replicas import Replicas
 from hubshard.sources.model import Whole
 
 if TYPE_CHECKING:
-    from hubshard.sources.rank_group import Job
+    from hubshard.ranks.group import Job
 
 __all__ = ["sharing"]
 
@@ -44,8 +44,8 @@ def sharing(source: Any, process_group: Any, *, stall_seconds: float) -> Iterato
     if job is None:
         yield None, None
         return
+    from hubshard.ranks.group import RankGroup  # noqa: PLC0415  # imports torch
     from hubshard.sources.distributed import Alone, DistributedTensors, is_distributed  # noqa: PLC0415  # imports torch
-    from hubshard.sources.rank_group import RankGroup  # noqa: PLC0415  # imports torch
 
     size, limit_seconds, wait_seconds = len(job.members), _SILENT_STALLS * stall_seconds, _LATE_STALLS * stall_seconds
     if not is_distributed(source):
@@ -56,8 +56,8 @@ def sharing(source: Any, process_group: Any, *, stall_seconds: float) -> Iterato
     elif size == 1:
         yield None, DistributedTensors(Alone(), job.members).whole
     else:
-        meet(job.store, job.rank, size, limit_seconds=wait_seconds)
-        group = RankGroup(job.members, limit_seconds=limit_seconds)
+        call = meet(job.store, job.rank, size, limit_seconds=wait_seconds)
+        group = RankGroup(job, call, limit_seconds=limit_seconds)
         with _closing(group):
             yield Shares(group), DistributedTensors(group, job.members).whole
 
@@ -65,7 +65,7 @@ def sharing(source: Any, process_group: Any, *, stall_seconds: float) -> Iterato
 def _job(process_group: Any) -> Job | None:
     if sys.modules.get("torch") is None:  # then there is no process group
         return None
-    from hubshard.sources.rank_group import job_of  # noqa: PLC0415  # imports torch
+    from hubshard.ranks.group import job_of  # noqa: PLC0415  # imports torch
 
     return job_of(process_group)
 

@@ -9,6 +9,7 @@ Imports torch: import this module only where a torch tensor is at hand.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -17,17 +18,35 @@ from torch.distributed.tensor import DTensor
 from hubshard.errors import FormatError
 from hubshard.messages import listed
 from hubshard.sources.dtypes import CASTABLE
-from hubshard.sources.rank_group import Wanted
 from hubshard.sources.spread import Spread, SpreadCut
 from hubshard.sources.stand_in import Placed, stand_in
 from hubshard.sources.thread_buffer import ThreadBuffer
 from hubshard.sources.torch_value import TorchValue
 from hubshard.tensors import Box
 
-__all__ = ["Alone", "DistributedTensors", "Ranks", "is_distributed"]
+__all__ = ["Alone", "DistributedTensors", "Ranks", "Wanted", "is_distributed"]
 
 _CASTS = (None, *(getattr(torch, name) for name in CASTABLE.values()))  # the same on all ranks
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # copied without looking at the values
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A part of a tensor that another rank holds.
+
+    Attributes:
+        rank: which.
+        number: of the tensor.
+        box: within what that rank holds.
+        cast: how its elements are to be cast, as the ranks have agreed; 0 for not at all.
+        nbytes: of the answer.
+    """
+
+    rank: int
+    number: int
+    box: Box
+    cast: int
+    nbytes: int
 
 
 class Ranks(Protocol):

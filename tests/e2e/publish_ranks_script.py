@@ -55,7 +55,7 @@ def publish(name: str, model: Any, whole: Any, **options: Any) -> hubshard.Publi
     """Publish from all ranks to NAME, and what it should be equal to from rank 0 alone to NAME-whole."""
     options = {"max_shard_size": "4kB"} | options
     if dist.get_rank() == 0:
-        hubshard.push_to_hub(whole, repo(f"{name}-whole"), process_group=False, **options)
+        hubshard.push_to_hub(whole, repo(f"{name}-whole"), **(options | {"process_group": False}))
     published = hubshard.push_to_hub(model, repo(name), **options)
     FOUND[name] = {
         "commit": published.commit,
@@ -260,14 +260,17 @@ def refusals() -> None:
     dist.barrier()
     partial = {"a": DTensor.from_local(torch.ones(4), init_device_mesh("cpu", (dist.get_world_size(),)), [Partial()])}
     FOUND["partial"] = refused(partial, repo("refused"))
-    last = dist.get_world_size() - 1
-    some = dist.new_group([0, last])
-    if rank in {0, last}:
-        mesh = DeviceMesh("cpu", [0, last])
-        published = hubshard.push_to_hub(
-            {"a": distribute_tensor(torch.arange(9), mesh, [Shard(0)])}, repo("some"), process_group=some
-        )
-        FOUND["some"] = published.commit
+
+
+def some() -> None:
+    """The first and the last rank publish what is split over them; they hold different numbers of groups."""
+    members = [0, dist.get_world_size() - 1]
+    group, mesh = dist.new_group(members), DeviceMesh("cpu", members)
+    if dist.get_rank() == 0:
+        dist.new_group([0], use_local_synchronization=True)
+    if dist.get_rank() in members:
+        split = {"a": distribute_tensor(torch.arange(9), mesh, [Shard(0)])}
+        publish("some", split, {"a": torch.arange(9)}, process_group=group)
 
 
 def layers(count: int, width: int) -> nn.Sequential:
@@ -335,6 +338,7 @@ CASES: dict[str, Callable[[], None]] = {
         transformers_tensor_parallel,
         replicas,
         refusals,
+        some,
         killed,
         resumed,
         memory,

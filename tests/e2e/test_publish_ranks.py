@@ -79,7 +79,7 @@ def models(module_hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
 
 @pytest.fixture(scope="module")
 def four(module_hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    cases = ("fsdp", "even", "hybrid", "placements", "tensor_parallel", "two_dimensions")
+    cases = ("fsdp", "even", "hybrid", "placements", "tensor_parallel", "two_dimensions", "some")
     return on_ranks(4, module_hub, tmp_path_factory.mktemp("four"), *cases)
 
 
@@ -181,9 +181,9 @@ def test_what_fails_on_one_rank_ends_all_and_the_next_publish_works(two: Ranks) 
     assert [found["at last"] for found in two.found] == ["published", "published"]
 
 
-def test_some_ranks_of_a_job_publish_what_is_split_over_them(two: Ranks) -> None:
-    assert [bool(found["some"]) for found in two.found] == [True, True]
-    assert "model.safetensors" in two.files("some")
+def test_some_ranks_of_a_job_publish_what_is_split_over_them_however_many_groups_each_holds(four: Ranks) -> None:
+    assert ["some" in found for found in four.found] == [True, False, False, True]
+    assert four.files("some") == four.files("some-whole")
 
 
 def _processes(world: int, env: Mapping[str, str], out: Path, case: str) -> list[subprocess.Popen[str]]:

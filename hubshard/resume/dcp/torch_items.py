@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
+    MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import ReadItem, WriteItem
+from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, WriteItem, WriteItemType
 
 from hubshard.errors import FormatError
 from hubshard.header import check_spec
@@ -23,7 +24,7 @@ from hubshard.steps.reading import copy_runs
 from hubshard.steps.step import Step
 from hubshard.tensors import Box, TensorSpec
 
-__all__ = ["Destination", "box_to_read", "metadata_of", "part_to_write"]
+__all__ = ["Destination", "box_to_read", "item_of", "metadata_of", "part_to_write", "plain_item"]
 
 _CODE_OF = {getattr(torch, name): code for name, code in TORCH_CODES.items() if hasattr(torch, name)}
 _DTYPE_OF = {code: dtype for dtype, code in _CODE_OF.items()}
@@ -48,6 +49,26 @@ def part_to_write(item: WriteItem) -> Part:
     spec = TensorSpec(name, code, _logical(code, data.size))
     check_spec(spec if name != "__metadata__" else TensorSpec("", code, spec.shape))
     return Part(spec, Box(_logical(code, data.chunk.offsets), _logical(code, data.chunk.sizes)))
+
+
+def plain_item(item: WriteItem) -> list[Any]:
+    """An item of a save plan as plain data, for another rank; one that `part_to_write` takes, or no tensor."""
+    name, offset, data = item.index.fqn, item.index.offset, item.tensor_data
+    if data is None:
+        return [name]
+    sizes = [list(each) for each in (data.size, data.chunk.offsets, data.chunk.sizes)]
+    return [name, item.type.name, None if offset is None else list(offset), _CODE_OF[data.properties.dtype], *sizes]
+
+
+def item_of(plain: list[Any]) -> WriteItem:
+    """The item of another rank."""
+    name, *rest = plain
+    if not rest:
+        return WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO)
+    kind, offset, code, size, offsets, sizes = rest
+    chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+    data = TensorWriteData(chunk, TensorProperties(dtype=_DTYPE_OF[code]), torch.Size(size))
+    return WriteItem(MetadataIndex(name, offset), WriteItemType[kind], tensor_data=data)
 
 
 def box_to_read(item: ReadItem, step: Step) -> Box:

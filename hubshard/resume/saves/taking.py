@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hubshard.resume.saves.snapshot import LiveState, RankPlan, Snapshot, SnapshotBuffer, plan_together
+from torch.distributed.checkpoint.planner import SavePlan
+
+from hubshard.resume.saves.plans import Offer, RankPlan, offer_of, share_out
+from hubshard.resume.saves.snapshot import LiveState, Snapshot, SnapshotBuffer
 from hubshard.resume.team import Team
 
 __all__ = ["SnapshotTaker"]
@@ -53,9 +56,19 @@ class SnapshotTaker:
             return None
         if changed or self._plan is None:
             self._plan = None
-            self._plan = self._team.share_out(live[0].plan, plan_together)
+            self._plan = self._planned(live[0])
             self._signature = live[0].signature
         return self._buffer.take(live[0], self._plan)
+
+    def _planned(self, live: LiveState) -> RankPlan:
+        plans: list[SavePlan] = []
+
+        def offer() -> Offer:
+            plans.append(live.plan())
+            return offer_of(plans[0])
+
+        share = self._team.share_out(offer, share_out)
+        return RankPlan.of(plans[0], share)
 
 
 def _error_of(work: Callable[[], None]) -> Exception | None:

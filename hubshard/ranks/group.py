@@ -1,7 +1,8 @@
 """Ranks that act together without marching in step: messages, and parts of tensors that one asks of another.
 
-Over a gloo group of its own. Each rank has a mailbox, which a thread empties: it answers requests for parts of what the
-rank holds, keeps messages, and notes who is alive. A rank never waits for another one's progress, only for an answer.
+Over a gloo backend of its own. Each rank has a mailbox, which a thread empties: it answers requests for parts of what
+the rank holds, keeps messages, and notes who is alive. A rank never waits for another one's progress, only for an
+answer.
 
 Imports torch: import this module only where a process group is at hand.
 """
@@ -10,29 +11,26 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import re
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from itertools import count
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from hubshard.errors import FormatError, HubshardError, StoreError
-from hubshard.messages import one_line
-from hubshard.sources.plain_errors import error_of, plain_error
+from hubshard.ranks.gloo import gloo_backend, reason_of, shared_store
+from hubshard.ranks.telling import error_of, plain_error, told_bytes, told_value
+from hubshard.sources.distributed import Wanted
 from hubshard.sources.thread_buffer import ThreadBuffer
 from hubshard.tensors import MAX_DIMENSIONS, Box
 
-__all__ = ["Job", "RankGroup", "Wanted", "job_of"]
+__all__ = ["Job", "RankGroup", "job_of"]
 
 _STOP = "stop"
 _READ, _MESSAGE, _ALIVE, _END = range(1, 5)
@@ -51,12 +49,17 @@ class Job:
     Attributes:
         rank: of this process, within the group.
         members: their ranks in the default process group, in order.
-        store: that all of them see, for this group alone.
+        name: of this group alone, for what is kept in the store of the default process group.
     """
 
     rank: int
     members: tuple[int, ...]
-    store: Any
+    name: str
+
+    @property
+    def store(self) -> Any:
+        """A `torch.distributed.Store` that all of them see, for this group alone."""
+        return shared_store(self.name)
 
 
 def job_of(process_group: Any) -> Job | None:
@@ -73,28 +76,7 @@ def job_of(process_group: Any) -> Job | None:
             "this process is not of the process group that is to publish", hint="call it on those that are"
         )
     members = tuple(dist.get_process_group_ranks(process_group or dist.group.WORLD))
-    name = hashlib.sha256(repr(members).encode()).hexdigest()[:16]
-    whole = distributed_c10d._get_default_store()  # noqa: SLF001  # there is no public one
-    return Job(rank, members, distributed_c10d.PrefixStore(f"hubshard/publish/{name}", whole))
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A part of a tensor that another rank holds.
-
-    Attributes:
-        rank: which.
-        number: of the tensor.
-        box: within what that rank holds.
-        cast: how its elements are to be cast, as the ranks have agreed; 0 for not at all.
-        nbytes: of the answer.
-    """
-
-    rank: int
-    number: int
-    box: Box
-    cast: int
-    nbytes: int
+    return Job(rank, members, f"hubshard/publish/{hashlib.sha256(repr(members).encode()).hexdigest()[:16]}")
 
 
 Serve = Callable[[int, Box, int], torch.Tensor]
@@ -102,31 +84,34 @@ Serve = Callable[[int, Box, int], torch.Tensor]
 
 
 class RankGroup:
-    """This rank among those that act together. Made by all of them, in the thread that makes process groups.
+    """This rank among those that act together. Made by all of them, at the same time.
 
-    Ranks are counted within the group, from 0, which leads.
+    Ranks are counted within the job, from 0, which leads.
 
     Args:
-        ranks: those of the default process group that take part, in order.
+        job: the processes.
+        call: a name that they have agreed on, such as none was before.
         limit_seconds: of silence after which a rank counts as gone.
 
     Attributes:
         rank: this one.
         size: how many there are.
         serve: answers the others; to be set before any of them may ask.
+
+    Raises:
+        StoreError: some rank has not come, or is gone.
     """
 
-    def __init__(self, ranks: Sequence[int], *, limit_seconds: float) -> None:
-        self.rank = list(ranks).index(dist.get_rank())
-        self.size = len(ranks)
+    def __init__(self, job: Job, call: str, *, limit_seconds: float) -> None:
+        self.rank = job.rank
+        self.size = len(job.members)
         self.serve: Serve | None = None
         self._limit_seconds = limit_seconds
-        is_part = self.size < dist.get_world_size()
-        self._group: Any = dist.new_group(
-            list(ranks), backend="gloo", timeout=timedelta(seconds=limit_seconds), use_local_synchronization=is_part
+        self._backend = gloo_backend(
+            f"{job.name}/{call}", self.rank, self.size, meet_seconds=limit_seconds, limit_seconds=limit_seconds
         )
         self._tags = count(_FIRST_ANSWER)
-        self._sending: Mapping[int, threading.Lock] = defaultdict(threading.Lock)
+        self._sending = {rank: threading.Lock() for rank in range(self.size)}
         self._buffer = ThreadBuffer()
         self._changed = threading.Condition()
         self._inbox: Mapping[tuple[str, int], deque[Any]] = defaultdict(deque)
@@ -151,12 +136,12 @@ class RankGroup:
         Args:
             rank: to whom.
             kind: under which it is waited for.
-            body: JSON values.
+            body: plain data; see `told_bytes`.
 
         Raises:
             StoreError: that rank is gone.
         """
-        raw = torch.frombuffer(bytearray(json.dumps([kind, body]).encode()), dtype=torch.uint8)
+        raw = torch.frombuffer(bytearray(told_bytes((kind, body))), dtype=torch.uint8)
         with self._sending[rank]:
             self._send(rank, _header(_MESSAGE, raw.numel()), _MAILBOX)
             self._send(rank, raw, _PAYLOAD)
@@ -204,12 +189,12 @@ class RankGroup:
 
     def give_up(self, error: BaseException) -> None:
         """Tell the others that the work has failed: rank 0 tells all, the others tell rank 0, and it them."""
-        told = self._told or plain_error(error, self.rank)
+        why = self._told or plain_error(error, self.rank)
         if self.rank == 0:
-            self.tell_all(_STOP, told)
+            self.tell_all(_STOP, why)
         else:
             with contextlib.suppress(StoreError):
-                self.tell(0, _STOP, told)
+                self.tell(0, _STOP, why)
 
     # Parts of tensors
 
@@ -240,7 +225,7 @@ class RankGroup:
     def close(self) -> None:
         """End it: this rank asks and tells no more. Others are answered until they are done too.
 
-        Where some rank is gone the group is left as it is, since nobody can be waited for; the mailbox ends within the
+        Where some rank is gone nobody can be waited for: the mailbox ends, and the connections with it, within the
         limit of silence.
         """
         self._is_closed = True
@@ -256,9 +241,8 @@ class RankGroup:
             self._hush()
             for rank in others:
                 self._say_end(rank)
-        if not self._gone and dist.is_initialized():
+        if not self._gone:
             self._mailbox.join(self._limit_seconds)
-            dist.destroy_process_group(self._group)
 
     # How
 
@@ -270,12 +254,12 @@ class RankGroup:
             answers.append(room[at : at + part.nbytes + _STATUS_BYTES])
             at += _answer_bytes(part.nbytes)
         return [
-            (answer, self._tried(part.rank, partial(self._group.recv, [answer], part.rank, tag)))
+            (answer, self._tried(part.rank, partial(self._backend.recv, [answer], part.rank, tag)))
             for part, answer in zip(wanted, answers, strict=True)
         ]
 
     def _send(self, rank: int, tensor: torch.Tensor, tag: int) -> None:
-        self._tried(rank, lambda: self._group.send([tensor], rank, tag).wait())
+        self._tried(rank, lambda: self._backend.send([tensor], rank, tag).wait())
 
     def _tried(self, rank: int, act: Callable[[], Any]) -> Any:
         if rank in self._gone:
@@ -283,11 +267,11 @@ class RankGroup:
         try:
             return act()
         except RuntimeError as error:  # what torch.distributed raises
-            raise self._lose(rank, str(error)) from error
+            raise self._lose(rank, reason_of(error)) from error
 
     def _lose(self, rank: int, why: str) -> StoreError:
         gone = StoreError(
-            f"rank {rank} is gone, or cannot be reached: {_sentence(why)}",
+            f"rank {rank} is gone, or cannot be reached: {why}",
             hint="see what became of it; then publish again: what was finished is not sent again",
         )
         with self._changed:
@@ -325,12 +309,12 @@ class RankGroup:
         try:
             while waiting and not (self._is_closed and self._gone):
                 header = torch.empty(_HEADER_WORDS, dtype=torch.int64)
-                work = self._group.recv_anysource([header], _MAILBOX)
+                work = self._backend.recv_anysource([header], _MAILBOX)
                 work.wait()
                 source = int(work._source_rank())  # noqa: SLF001  # there is no other way to learn it
                 waiting -= self._take(source, header.tolist())
         except RuntimeError as error:
-            self.stop(StoreError(f"no rank can be heard any more: {_sentence(str(error))}"))
+            self.stop(StoreError(f"no rank can be heard any more: {reason_of(error)}"))
 
     def _take(self, source: int, words: list[int]) -> bool:
         """Take in what came; whether it was the last of its sender."""
@@ -338,8 +322,8 @@ class RankGroup:
         message = None
         if kind == _MESSAGE:
             raw = torch.empty(nbytes, dtype=torch.uint8)
-            self._group.recv([raw], source, _PAYLOAD).wait()
-            message = json.loads(bytes(raw.numpy()))
+            self._backend.recv([raw], source, _PAYLOAD).wait()
+            message = told_value(raw.numpy().tobytes())
         with self._changed:
             self._heard[source] = time.monotonic()
             if message is not None and message[0] == _STOP:
@@ -369,11 +353,6 @@ class RankGroup:
             self.stop(error if isinstance(error, HubshardError) else StoreError(text))
         with contextlib.suppress(StoreError):  # who asked is gone
             self._send(source, answer, tag)
-
-
-def _sentence(text: str) -> str:
-    """The first sentence of what gloo says, without the place in its source."""
-    return one_line(re.sub(r"^\[[^\]]*\] ", "", text)).partition(". ")[0][:200]
 
 
 def _answer_bytes(nbytes: int) -> int:

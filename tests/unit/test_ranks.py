@@ -1,0 +1,138 @@
+"""How ranks talk to each other: what travels, and connections that end, on threads with a store in memory."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from hubshard import errors
+from hubshard.errors import FormatError, HubshardError, NotFoundError, StoreError
+from hubshard.protocols import Revision, Staged
+from hubshard.ranks.telling import error_of, plain_error, told_bytes, told_value
+from hubshard.store.patience import BusyError
+from hubshard.watch import LimitError
+
+dist = pytest.importorskip("torch.distributed")
+
+from hubshard.ranks.gloo import gloo_backend  # noqa: E402  # imports torch
+from hubshard.ranks.group import Job, RankGroup  # noqa: E402  # imports torch
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [True, 2**80, -0.0, float("inf"), "\u00e9", b"\0\xff"],
+        (1, ("a", [(), {}]), frozenset({1, 2}), {3: (4,)}),
+        {"told": 1},
+        {"told": {"told": ["data", "os", "path", {}]}, "tuple": [1]},
+        Staged("a/b", 3, "0" * 64, {"kind": "lfs", "parts": [1, 2]}, "id", 7),
+        {"at": Revision("main", "0" * 40), "offsets": array("q", [1, -(2**40)])},
+    ],
+)
+def test_what_ranks_tell_each_other_comes_as_it_was(value: object) -> None:
+    told = told_value(told_bytes(value))
+    assert told == value
+    assert type(told) is type(value)
+
+
+@dataclass(frozen=True)
+class Foreign:
+    number: int
+
+
+@pytest.mark.parametrize("value", [object(), Foreign(1), {"a": [Foreign]}, b"".join])
+def test_nothing_but_plain_data_and_our_own_is_told(value: object) -> None:
+    with pytest.raises(FormatError, match="what is told to other ranks"):
+        told_bytes(value)
+
+
+def test_no_class_but_our_own_dataclasses_is_made_of_what_is_told() -> None:
+    for module, name in [("subprocess", "Popen"), ("hubshard.errors", "HubshardError"), (__name__, "Foreign")]:
+        with pytest.raises(FormatError, match=f"tells a {module}.{name}"):
+            told_value(told_bytes({"tolD": ["data", module, name, {}]}).replace(b"tolD", b"told"))
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_an_error_stays_what_it_is(name: str) -> None:
+    kind: type[HubshardError] = getattr(errors, name)
+    told = error_of(plain_error(kind("it went wrong", hint="do this"), 3))
+    assert type(told) is kind
+    assert (told.message, told.hint) == ("rank 3: it went wrong", "do this")
+    same = told_value(told_bytes([kind("it went wrong")]))[0]
+    assert (type(same), str(same), same.hint) == (kind, "it went wrong", None)
+
+
+def test_errors_beside_the_tree_are_told_by_the_nearest_class() -> None:
+    class SpecialError(NotFoundError):
+        pass
+
+    limit = error_of(plain_error(LimitError("slow", retryable=True)))
+    assert type(limit) is LimitError
+    assert limit.retryable
+    busy = error_of(plain_error(BusyError("later", wait_seconds=3.0)))
+    assert type(busy) is StoreError
+    assert busy.retryable
+    assert type(error_of(plain_error(SpecialError("gone")))) is NotFoundError
+    foreign = error_of(plain_error(KeyError("a"), 1))
+    assert (type(foreign), foreign.message) == (StoreError, "rank 1: KeyError: 'a'")
+    assert error_of(plain_error(FormatError("bad \udcff name"))).message == "bad \\udcff name"
+
+
+# Connections
+
+
+@pytest.fixture
+def _job() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def on_ranks(act: Callable[[int], Any]) -> list[Any]:
+    """What two ranks come to, each in a thread: what it returned, or the error."""
+    found: list[Any] = [None, None]
+
+    def run(rank: int) -> None:
+        try:
+            found[rank] = act(rank)
+        except HubshardError as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.usefixtures("_job")
+def test_a_rank_that_nobody_meets_is_told_so() -> None:
+    with pytest.raises(StoreError, match="rank 0 cannot connect to the other 1"):
+        gloo_backend("alone", 0, 2, meet_seconds=0.2, limit_seconds=60)
+
+
+@pytest.mark.usefixtures("_job")
+def test_ranks_ask_and_tell_and_what_fails_on_one_is_the_same_error_on_the_other() -> None:
+    def act(rank: int) -> Any:
+        group = RankGroup(Job(rank, (0, 1), "hubshard/test"), "call", limit_seconds=20)
+        try:
+            group.tell(1 - rank, "greeting", (rank, 2**70))
+            heard = group.hear(1 - rank, "greeting")
+            if rank == 1:
+                group.give_up(NotFoundError("no such file", hint="look"))
+                return heard
+            assert heard == (1, 2**70)
+            return group.hear(1, "more")
+        finally:
+            group.close()
+
+    failed, heard = on_ranks(act)
+    assert heard == (0, 2**70)
+    assert (type(failed), failed.message, failed.hint) == (NotFoundError, "rank 1: no such file", "look")
