@@ -24,7 +24,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from hubshard.cli.common import give_up
+from hubshard.cli.common import echo_json, give_up
 from hubshard.cli.log_lines import LogLines, is_wanted
 from hubshard.cli.tables import print_table
 from hubshard.errors import StoreError
@@ -33,7 +33,7 @@ from hubshard.messages import one_line
 from hubshard.sizes import format_size
 from hubshard.watch import Limits, Watch
 
-__all__ = ["print_totals", "reporting", "totals_of", "totals_record"]
+__all__ = ["print_fetched", "print_totals", "reporting", "totals_of", "totals_record"]
 
 _MOVED = {"sent", "received", "skipped", "deduplicated"}
 _UNSAID = {"read", "hashed", "end", "error"}
@@ -94,6 +94,16 @@ def print_totals(totals: Totals) -> None:
     idle = {"received"} if totals.sent_bytes or not totals.received_bytes else {"sent", "deduplicated"}
     shown = {name: value for name, value in columns.items() if name not in idle}
     print_table([f">{name}" for name in shown], [list(shown.values())], stderr=True)
+
+
+def print_fetched(path: Path, totals: Totals, *, as_json: bool, quiet: bool) -> None:
+    """Where what was fetched lies on stdout, with the sums: in one JSON object, or as a table on stderr."""
+    if as_json:
+        echo_json({"path": path, **totals_record(totals)})
+        return
+    typer.echo(path)
+    if not quiet:
+        print_totals(totals)
 
 
 def totals_record(totals: Totals) -> dict[str, object]:

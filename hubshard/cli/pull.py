@@ -20,7 +20,6 @@ from hubshard.cli.common import (
     Token,
     Variant,
     a_directory,
-    echo_json,
     interruptible,
     limits_of,
 )
@@ -57,7 +56,7 @@ def pull(
     events: Events = None,
 ) -> None:
     """Fetch a model: resumed after a kill, every file checked by its SHA-256. Prints where it is."""
-    from hubshard.cli.progress import print_totals, reporting, totals_of, totals_record
+    from hubshard.cli.progress import print_fetched, reporting, totals_of
     from hubshard.fetch import pull as fetch
 
     target = parse_repo(repo)
@@ -78,9 +77,4 @@ def pull(
             token=token,
             on_event=on_event,
         )
-    if as_json:
-        echo_json({"path": path, **totals_record(totals[0])})
-        return
-    typer.echo(path)
-    if not quiet:
-        print_totals(totals[0])
+    print_fetched(path, totals[0], as_json=as_json, quiet=quiet)

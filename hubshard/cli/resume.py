@@ -159,16 +159,11 @@ def pull(
     events: Events = None,
 ) -> None:
     """Fetch a step, every byte checked, to where ResumeBranch and HubReader find it. Prints where it is."""
-    from hubshard.cli.progress import print_totals, reporting, totals_of, totals_record
+    from hubshard.cli.progress import print_fetched, reporting, totals_of
 
     with reporting(quiet=quiet, events=events, note=_PULL_NOTE) as then, totals_of(then) as (on_event, totals):
         path = branch_of(repo, branch, token, on_event).pull(step, local_dir)
-    if as_json:
-        echo_json({"path": path, **totals_record(totals[0])})
-        return
-    typer.echo(path)
-    if not quiet:
-        print_totals(totals[0])
+    print_fetched(path, totals[0], as_json=as_json, quiet=quiet)
 
 
 _PRUNE_NOTE = "the steps are removed all or not at all; run the same command again for what is left to do."

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from hubshard.errors import FormatError
 from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.lazy.checkpoint import Checkpoint
-from hubshard.lazy.matching import Match, Mismatch, Rename, match
-from hubshard.lazy.module_slots import ModuleSlot, slots_of
+from hubshard.lazy.matching import Match, Mismatch, Rename
+from hubshard.lazy.module_slots import ModuleSlot, match_slots, slots_of
 from hubshard.lazy.opening import opened
 from hubshard.lazy.placing import TensorTarget
 from hubshard.lazy.reading import FileReader, Job, Target, TensorReader, execute, told
@@ -110,7 +110,7 @@ def load_into(
     with operation("load", name, on_event) as op:
         where: dict[str, Any] = {"revision": revision, "step": step, "variant": variant, "on_event": op}
         with opened(source, token=token, endpoint=endpoint, **where) as checkpoint:
-            matched = _match(slots, checkpoint, prefix, rename)
+            matched = match_slots(slots, checkpoint, prefix, rename)
             if strict:
                 matched.check()
             placements = list(_placements(slots, matched, checkpoint, device_map=device_map, code=code, assign=assign))
@@ -128,17 +128,6 @@ class _Placement:
     is_mapped: bool
     is_new: bool
     device: torch.device
-
-
-def _match(slots: Sequence[ModuleSlot], checkpoint: Checkpoint, prefix: str, rename: Rename | None) -> Match:
-    return match(
-        [slot.slot for slot in slots],
-        checkpoint.specs,
-        checkpoint.aliases,
-        shape_of=torch_shape,
-        prefix=prefix,
-        rename=rename,
-    )
 
 
 def _placements(

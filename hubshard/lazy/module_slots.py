@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import FormatError
-from hubshard.lazy.matching import Slot
-from hubshard.lazy.torch_dtypes import code_of
+from hubshard.lazy.matching import Match, Rename, Slot, match
+from hubshard.lazy.torch_dtypes import code_of, torch_shape
 from hubshard.sources.distributed_box import Cut, part_of
 from hubshard.tensors import Box, TensorSpec
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ModuleSlot", "slots_of"]
+    from hubshard.lazy.checkpoint import Checkpoint
+
+__all__ = ["ModuleSlot", "match_slots", "slots_of"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,18 @@ def slots_of(module: torch.nn.Module) -> Sequence[ModuleSlot]:
     for full, owner, name, tensor in _places(module):
         found.setdefault(id(tensor), []).append((full, owner, name, tensor))
     return [_slot(places) for places in found.values()]
+
+
+def match_slots(slots: Sequence[ModuleSlot], checkpoint: Checkpoint, prefix: str, rename: Rename | None) -> Match:
+    """Which stored tensor fills which slot; see `match`."""
+    return match(
+        [slot.slot for slot in slots],
+        checkpoint.specs,
+        checkpoint.aliases,
+        shape_of=torch_shape,
+        prefix=prefix,
+        rename=rename,
+    )
 
 
 def _places(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, torch.Tensor]]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from hubshard.errors import FormatError
 from hubshard.lazy.byte_cache import CachedReader
 from hubshard.lazy.checkpoint import Checkpoint
-from hubshard.lazy.matching import Rename, match
-from hubshard.lazy.module_slots import ModuleSlot, slots_of
+from hubshard.lazy.matching import Rename
+from hubshard.lazy.module_slots import ModuleSlot, match_slots, slots_of
 from hubshard.lazy.offload_layers import Layer, LayerLoader, Part, Placed, layers_of, least_budget
 from hubshard.lazy.opening import opened
 from hubshard.lazy.placing import TensorTarget
@@ -215,14 +215,7 @@ def _placed(
     """What fills which slot, by its number."""
     import torch  # noqa: PLC0415  # slow, and optional
 
-    found = match(
-        [slot.slot for slot in slots],
-        checkpoint.specs,
-        checkpoint.aliases,
-        shape_of=torch_shape,
-        prefix=prefix,
-        rename=rename,
-    )
+    found = match_slots(slots, checkpoint, prefix, rename)
     if strict:
         found.check()
     placed = {}
