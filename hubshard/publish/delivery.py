@@ -16,7 +16,14 @@ from hubshard.protocols import Revision, Staged
 from hubshard.publish.destination import Destination
 from hubshard.publish.final_commit import FinalCommit
 from hubshard.publish.outgoing import Outgoing
-from hubshard.publish.preflight import PULL_REQUEST, base_of, card_warnings, check_tag, tell_of_new_repo
+from hubshard.publish.preflight import (
+    PULL_REQUEST,
+    base_of,
+    card_warnings,
+    check_one_meaning,
+    check_tag,
+    tell_of_new_repo,
+)
 from hubshard.publish.scratch import Scratch, scratch_in
 from hubshard.publish.sending import LARGE_FILE_BYTES
 from hubshard.publish.staging import publish_key
@@ -121,6 +128,7 @@ class Delivery:
             )
         if self.tag is not None:
             check_ref_name(self.tag, "tag")
+            check_one_meaning(self.tag, {"main", self.revision})
         if not PULL_REQUEST.fullmatch(self.revision):
             check_ref_name(self.revision, "branch")
         if self.expected_head is not None:

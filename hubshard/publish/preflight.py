@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Protocol
 
 from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError
@@ -14,7 +14,15 @@ from hubshard.publish.outgoing import Outgoing
 from hubshard.store.content import sample_of
 from hubshard.store.hub import HubStore
 
-__all__ = ["PULL_REQUEST", "base_of", "card_warnings", "check_ignored", "check_tag", "tell_of_new_repo"]
+__all__ = [
+    "PULL_REQUEST",
+    "base_of",
+    "card_warnings",
+    "check_ignored",
+    "check_one_meaning",
+    "check_tag",
+    "tell_of_new_repo",
+]
 
 PULL_REQUEST = re.compile(r"refs/pr/[1-9][0-9]*")
 _CARD = "README.md"
@@ -27,6 +35,8 @@ class _Asked(Protocol):
     # of a Delivery
     @property
     def revision(self) -> str: ...
+    @property
+    def tag(self) -> str | None: ...
     @property
     def private(self) -> bool | None: ...
     @property
@@ -50,7 +60,7 @@ def base_of(store: HubStore, to: _Asked) -> tuple[Revision, bool]:
     """The commit to build on, and whether the repo was made for that.
 
     Raises:
-        FormatError: the repo has the other visibility, or what is named is no branch.
+        FormatError: the repo has the other visibility, what is named is no branch, or a name means a branch and a tag.
         NotFoundError: no such pull request.
         ConflictError: a repo that does not exist is expected to be somewhere.
     """
@@ -73,10 +83,12 @@ def base_of(store: HubStore, to: _Asked) -> tuple[Revision, bool]:
     head = store.head(to.revision)
     if head is None and is_pull_request:
         raise _no_pull_request(store, to)
-    if head is not None and not is_pull_request and to.revision != "main" and to.revision not in store.branches():
-        raise FormatError(
-            f"{store.repo_id}: {to.revision!r} is a tag or a commit, and only branches move", hint="name a branch"
-        )
+    if not is_new:
+        branches = store.branches()
+        if not is_pull_request:
+            _check_branch(store, to.revision, branches, is_there=head is not None)
+        if to.tag is not None:
+            check_one_meaning(to.tag, branches)
     head = head or store.head("main")
     if head is None:
         raise NotFoundError(f"{store.repo_id} has no branch main to start {to.revision!r} from")
@@ -85,6 +97,30 @@ def base_of(store: HubStore, to: _Asked) -> tuple[Revision, bool]:
 
 def _no_pull_request(store: HubStore, to: _Asked) -> NotFoundError:
     return NotFoundError(f"{store.repo_id} has no pull request {to.revision}", hint="open one with `create_pr`")
+
+
+def _check_branch(store: HubStore, revision: str, branches: Container[str], *, is_there: bool) -> None:
+    if is_there and revision not in branches:
+        raise FormatError(
+            f"{store.repo_id}: {revision!r} is a tag or a commit, and only branches move", hint="name a branch"
+        )
+    if is_there and revision in store.tags():
+        raise FormatError(
+            f"{store.repo_id}: {revision!r} is a branch and a tag, so that it means two revisions",
+            hint="delete the one or the other, or publish to another branch",
+        )
+
+
+def check_one_meaning(tag: str, branches: Container[str]) -> None:
+    """Refuse a tag that would be a branch too: whoever asked for that name would get the one or the other.
+
+    Raises:
+        FormatError: there is such a branch.
+    """
+    if tag in branches:
+        raise FormatError(
+            f"{tag!r} is the name of a branch: as a tag too it would mean two revisions", hint="choose another tag"
+        )
 
 
 def check_tag(store: HubStore, tag: str, base: Revision) -> None:

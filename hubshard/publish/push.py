@@ -68,14 +68,15 @@ def push_to_hub(
         max_shard_size: bound per shard, header included: bytes, or as in "5GB", "512MiB".
         variant: as in `model.fp16.safetensors`; other variants in the repo are left alone.
         dtype: cast floating tensors to it, such as "bfloat16"; needs torch.
-        tag: made on the new commit.
+        tag: made on the new commit; no branch may have that name.
         move_tag: whether an existing tag may be moved.
         private: visibility of a repo that is made; refused where an existing one differs.
         create_pr: open a pull request rather than move the branch.
         expected_head: commit that the branch must be at, in full or its first 7 or more digits.
         message: title of the commit.
         companions: tokenizers, processors: whatever has `save_pretrained`, to go along with a model in memory.
-        include: patterns of a directory's files that go along, all by default.
+        include: patterns of a directory's files that go along, all by default. What holds secrets as a rule (`.env`,
+            private keys), a trainer's state and its folders stay, unless a pattern names them, as `.env.example` does.
         exclude: patterns of files that stay.
         staging: "branch" keeps finished shards on a staging branch, so that a killed run goes on anywhere; "none" shows
             nothing of them until the end.

@@ -230,6 +230,23 @@ def test_only_branches_and_pull_requests_are_published_to(client: Client) -> Non
     assert equal(client.tensors(), weights())
 
 
+def test_a_name_that_would_mean_a_branch_and_a_tag_is_refused_before_anything_is_written(client: Client) -> None:
+    for options in ({"tag": "main"}, {"tag": "next", "revision": "next"}, {"tag": "main", "revision": "next"}):
+        with pytest.raises(FormatError, match="is the name of a branch"):
+            client.push(weights(), **options)
+    assert not client.api.repo_exists(REPO)
+    client.push(weights())
+    client.push(weights(), revision="next")
+    before = client.commits()
+    with pytest.raises(FormatError, match="'next' is the name of a branch"):
+        client.push(weights(seed=1), tag="next")
+    client.api.create_tag(REPO, tag="next")
+    with pytest.raises(FormatError, match="'next' is a branch and a tag"):
+        client.push(weights(seed=1), revision="next")
+    assert client.commits() == client.commits("next") == before
+    assert client.branches() == ["main", "next"]
+
+
 def test_a_pull_request_takes_further_commits(client: Client) -> None:
     client.push(weights())
     opened = client.push(weights(seed=1), create_pr=True)
