@@ -22,7 +22,7 @@ GUIDE = ROOT / "recipes" / "release_by_action.md"
 
 _PINNED = re.compile(r"[\w./-]+@[0-9a-f]{40}")
 _USES = re.compile(r"^\s*(?:- )?uses: (?P<what>\S+)(?P<version> # v\d+\.\d+\.\d+)?$", re.MULTILINE)
-_PLACEHOLDER = "hubshard/hubshard/.github/actions/publish@" + "0" * 40
+_PLACEHOLDER = "OWNER/hubshard/.github/actions/publish@" + "0" * 40
 
 
 def parsed(path: Path) -> dict[str, Any]:
@@ -58,6 +58,14 @@ def test_one_action_has_one_pin() -> None:
         for match in _USES.finditer(path.read_text("utf-8")):
             pins.setdefault(match["what"].partition("@")[0], set()).add(match["what"] + (match["version"] or ""))
     assert all(len(found) == 1 for found in pins.values()), pins
+
+
+def test_the_example_says_at_its_top_what_is_to_be_replaced_and_how_often() -> None:
+    text = EXAMPLE.read_text("utf-8")
+    head, _, rest = text.partition("\nname:")
+    assert rest.count("your-org/your-model # replace\n") == rest.count("your-org/") == head.count("your-org/") == 1
+    assert rest.count(f"# replace OWNER, and the zeros\n      - uses: {_PLACEHOLDER}\n") == 3
+    assert rest.count("uses: OWNER/hubshard/") == rest.count("0" * 40) == head.count("(three times)") + 1 == 3
 
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, ACTION], ids=named)

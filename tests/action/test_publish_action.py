@@ -23,19 +23,19 @@ pytestmark = pytest.mark.timeout(600)  # the first one installs, and the others 
 
 def test_a_release_is_read_back_checked_committed_once_and_tagged(module_hub: Hub, new_job: NewJob) -> None:
     job, repo = new_job(module_hub), Repo(module_hub, "org/first")
-    job.event = {"release": {"tag_name": "v1.0"}}
+    job.event = {"release": {"tag_name": "model@1.0"}}
     check = 'test -f "$MODEL_PATH/config.json" && cp -r "$MODEL_PATH" judged'
     ran = ok(job.run({**model(job), "repo-id": repo.name, "check": check}))
-    assert set(repo.heads) == {"main", "v1.0"}, "no branch is left"
-    assert repo.heads["v1.0"] == repo.head == ran.outputs["commit-oid"]
+    assert set(repo.heads) == {"main", "model@1.0"}, "no branch is left"
+    assert repo.heads["model@1.0"] == repo.head == ran.outputs["commit-oid"]
     assert equal(read_folder(job.workspace / "judged"), weights())
     shards = {f"model-0000{n}-of-00004.safetensors" for n in range(1, 5)}
     assert repo.files() == shards | {"model.safetensors.index.json", "config.json", "README.md"}
-    assert repo.titles()[0] == "Release v1.0"
+    assert repo.titles()[0] == "Release model@1.0"
     assert len(repo.titles()) == 2, "the empty repo's first, and the release"
-    assert (ran.outputs["changed"], ran.outputs["shards"], ran.outputs["tag"]) == ("true", "4", "v1.0")
+    assert (ran.outputs["changed"], ran.outputs["shards"], ran.outputs["tag"]) == ("true", "4", "model@1.0")
     assert ran.outputs["commit-url"] == f"{module_hub.url}/org/first/commit/{repo.head}"
-    assert ran.outputs["revision-url"] == f"{module_hub.url}/org/first/tree/v1.0"
+    assert ran.outputs["revision-url"] == f"{module_hub.url}/org/first/tree/model%401.0"
     listed = json.loads(Path(ran.outputs["manifest"]).read_text("utf-8"))
     assert listed["commit"] == repo.head
     assert {file["path"] for file in listed["files"]} == repo.files() | {".gitattributes"}
@@ -146,6 +146,8 @@ def test_the_check_gets_neither_the_identity_nor_the_token(module_hub: Hub, new_
     seen = (job.workspace / "seen").read_text()
     assert "MODEL_PATH=" in seen
     assert "ACTIONS_ID_TOKEN" not in seen
+    assert "GITHUB_STEP_SUMMARY=" in seen
+    assert not {f"GITHUB_{name}=" for name in ("ENV", "PATH", "OUTPUT", "STATE") if f"\nGITHUB_{name}=" in seen}
     assert TOKEN not in seen
 
 
@@ -256,6 +258,7 @@ def test_a_path_that_the_build_did_not_write_is_not_looked_for_on_the_hub(module
         ({"rollback-to": "v1", "create-pr": "true"}, "a rollback moves the branch itself"),
         ({"path": "out", "dry-run": "yes"}, "input dry-run: 'yes' is neither true nor false"),
         ({"path": "out", "revision": "refs/pr/1"}, "is no branch to release to"),
+        ({"path": "out", "repo-id": "org/two--dashes"}, "Cannot have -- or .. in repo_id: 'org/two--dashes'"),
         ({"path": "out", "token": ""}, "`permissions: id-token: write`"),
     ],
 )

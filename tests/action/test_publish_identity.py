@@ -15,7 +15,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from tests.action.models import Repo, model, ok
-from tests.faults.proxy import proxied, say
+from tests.faults.proxy import lose, proxied, say
 
 if TYPE_CHECKING:
     from tests.action.conftest import NewJob
@@ -111,12 +111,18 @@ def test_a_claim_that_does_not_match_is_named_with_what_to_compare(
     assert repo.heads == before
 
 
-def test_a_slow_exchange_is_tried_again_and_is_not_called_a_wrong_claim(repo: Repo, new_job: NewJob) -> None:
+def test_a_busy_hub_is_asked_again_and_a_slow_exchange_is_not_called_a_wrong_claim(repo: Repo, new_job: NewJob) -> None:
     with identity_provider(CLAIMS) as identity, proxied(repo.hub.port) as proxy:
         job = new_job(repo.hub, endpoint=proxy.url, **identity)
         proxy.fail("POST /oauth/token", say(503, "busy"), say(429, "slowly"))
-        ran = ok(job.run({**inputs_of(job), "verify": "false"}))
+        proxy.fail("GET /api/models/org/model/refs", say(503, "busy"))
+        for line in ("POST /api/models/org/model/branch/", "POST .*/tag/", "DELETE .*/branch/hubshard%2Fcandidate"):
+            proxy.fail(line, lose)  # done, and not told: done again it must be no error
+        ran = ok(job.run({**inputs_of(job), "check": "true", "verify": "false"}))
+        assert not proxy.faults
         assert len(proxy.lines("POST /oauth/token")) >= 3
+        assert repo.heads == {"main": ran.outputs["commit-oid"], "v1.0": ran.outputs["commit-oid"]}
+        assert "Retry: cannot list the branches of org/model: busy (503) (in 1 s)" in ran.log
         proxy.always("POST /oauth/token", say(503, "busy"))
         failed = job.run({**inputs_of(job), "verify": "false"})
     assert failed.outcome == "failure"

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+from hub import is_transient
 from huggingface_hub import constants, get_token
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import httpx
@@ -33,7 +34,7 @@ def exchange(repo_id: str) -> None:
         try:
             get_token()
         except HfHubHTTPError as error:
-            if not _is_transient(error.response.status_code):
+            if not is_transient(error.response.status_code):
                 raise ActionError(_diagnosis(repo_id, error)) from error
             last: Exception = error
         except httpx.HTTPError as error:
@@ -46,10 +47,6 @@ def exchange(repo_id: str) -> None:
         f"the job's identity could not be exchanged for a token of the Hub, {_TRIES} times: {_line(last)}. "
         "This says nothing about the claims: the server is slow or unreachable; run the job again."
     ) from last
-
-
-def _is_transient(status: int) -> bool:
-    return status in {408, 425, 429} or status >= 500
 
 
 def _diagnosis(repo_id: str, error: HfHubHTTPError) -> str:

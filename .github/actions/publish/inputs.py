@@ -14,7 +14,7 @@ __all__ = ["Inputs", "hand_on", "read_inputs", "take_over"]
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 # what git takes for a ref, less what a shell or a URL would read as something else
-_REF = re.compile(r"[A-Za-z0-9][\w./+-]*", re.ASCII)
+_REF = re.compile(r"[A-Za-z0-9][\w./+@-]*", re.ASCII)
 _HUB_SOURCE = re.compile(r"hf://[\w./+@-]+", re.ASCII)
 _WORD = re.compile(r"[\w.]+", re.ASCII)
 _TOKEN = re.compile(r"[!-~]*")
