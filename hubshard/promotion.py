@@ -24,6 +24,7 @@ from hubshard.steps.source import MODEL, StepSource, open_step
 from hubshard.store.hub import HubStore
 from hubshard.store.hub_client import Token
 from hubshard.store.patience import Patience
+from hubshard.target import check_repo_id, check_revision
 
 __all__ = ["Promoted", "promote"]
 
@@ -122,6 +123,9 @@ def promote(
         FormatError, ConflictError, StoreError: as in `push_to_hub`.
     """
     check_variant(variant)
+    check_revision(branch)
+    if resume_repo_id is not None:
+        check_repo_id(resume_repo_id)
     layout = Layout(parse_size(max_shard_size), variant, None if dtype is None else parse_float_dtype(dtype))
     if local_dir is not None and resume_repo_id is not None:
         raise FormatError(f"steps lie in {local_dir} or in {resume_repo_id}, not in both", hint="leave one out")

@@ -10,6 +10,7 @@ import typer
 
 from hubshard.cli.common import Json, a_directory, echo_json, interruptible
 from hubshard.sizes import format_size
+from hubshard.target import check_endpoint
 
 __all__ = ["hub"]
 
@@ -44,6 +45,8 @@ def serve(
     from hubshard.hubserver import serve as run
     from hubshard.hubserver.auth import ADMIN_NAME
 
+    if public_url is not None:
+        check_endpoint(public_url)
     tokens: dict[str, str] = {}
     for text in token or ():
         user, separator, secret = text.partition("=")

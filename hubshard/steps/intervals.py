@@ -60,6 +60,8 @@ def _parsed(text: str) -> float:
 
 def format_seconds(seconds: float) -> str:
     """A duration for people: "0.85 s", "14 s", "3 min 20 s", "4 h 10 min", "2 d 3 h"."""
+    if seconds == math.inf:
+        return "for ever"
     if seconds < 10:
         return f"{seconds:.2g} s"
     if round(seconds) < 60:

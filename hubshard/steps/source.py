@@ -201,6 +201,9 @@ def open_step(
     """
     local = None if local_dir is None else LocalPlace(Path(local_dir))
     places: list[Place] = [] if local is None else [local]
+    if local_dir is not None and local is not None and store is None and not local.steps():
+        what = "holds no steps" if Path(local_dir).is_dir() else "does not exist"
+        raise NotFoundError(f"{os.fspath(local_dir)} {what}", hint="name the folder that holds a folder per step")
     if store is not None and (local is None or step is None or step not in local.steps()):
         at = store.head(branch)
         if at is not None:

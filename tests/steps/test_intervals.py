@@ -50,6 +50,7 @@ def test_what_is_no_duration_is_refused(duration: float | str | timedelta) -> No
         (5000, "1 h 23 min"),
         (90_000, "1 d 1 h"),
         (9e6, "104 d"),
+        (math.inf, "for ever"),
     ],
 )
 def test_durations_are_written_in_two_units_at_most(seconds: float, text: str) -> None:

@@ -84,6 +84,11 @@ def test_an_empty_path_is_not_the_current_directory(
         (["inspect", "org/name", "--revision", ""], "an empty text is no revision"),
         (["verify", ".", "--revision", ""], ". is a path, which has no revision ''"),
         (["rollback", "org/name", "--to", "v1", "--revision", " "], "an empty text is no revision"),
+        (["promote", "org/name", "--branch", ""], "an empty text is no revision"),
+        (["promote", "org/name", "--resume-repo", ""], "'' is no repo id"),
+        (["promote", "org/name", "--local-dir", "nothing"], "nothing does not exist"),
+        (["promote", "org/name", "--local-dir", "."], ". holds no steps"),
+        (["hub", "serve", "--root", "hub", "--public-url", "nope"], "'nope' is no URL of a Hub"),
         (["resume", "list", "org/name@"], "'org/name@' names no revision after the '@'"),
         (["resume", "list", "org/name", "--branch", ""], "an empty text is no revision"),
         (["pull", "org/name", "--revision", "v\udcff"], r"the name 'v\udcff' holds bytes that are no text"),
@@ -93,7 +98,7 @@ def test_an_empty_path_is_not_the_current_directory(
         ),
     ],
 )
-def test_what_names_no_revision_is_said_before_anybody_is_asked(run: Run, arguments: list[str], told: str) -> None:
+def test_what_cannot_be_meant_is_said_before_anybody_is_asked(run: Run, arguments: list[str], told: str) -> None:
     code, _, said = run(*arguments)
     assert code == 1
     assert said.splitlines()[0] == f"Error: {told}"
