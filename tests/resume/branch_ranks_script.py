@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from hubshard import ResumeBranch
+from hubshard import ResumeBranch, TrainState
 from hubshard.errors import HubshardError
 from hubshard.events import Event
 from hubshard.steps.step import step_folder
@@ -202,11 +202,41 @@ def flipped(on: Rank, found: dict[str, Any]) -> None:
         found["removed"] = branch.rollback(1)
 
 
+def stage(rank: int, *, name: str, seed: int) -> TrainState:
+    torch.manual_seed(seed)
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(6, 5), "norm": torch.nn.LayerNorm(5)})
+    return TrainState(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.1 * (rank + 1)))
+
+
+def unlike_ranks(on: Rank, found: dict[str, Any]) -> None:
+    rank = on.rank
+    layers = stage(rank, name=f"layer{rank}", seed=rank)
+    shares = stage(rank, name="layer", seed=rank)
+    alike = stage(rank, name="layer", seed=7)
+    with on.open("unlike", repo=None) as branch:
+        found["other layers"] = failure(lambda: branch.save(layers, 1))
+        found["other shares"] = failure(lambda: branch.save(shares, 1))
+        branch.save(alike, 1)
+        branch.wait()
+        found["saved of unlike"] = branch.steps()
+
+
+def stages_apart(on: Rank, found: dict[str, Any], alone: list[Any]) -> None:
+    with on.open(f"stage{on.rank}", repo=None, process_group=alone[on.rank]) as branch:
+        saved = stage(on.rank, name=f"layer{on.rank}", seed=on.rank)
+        saved.step = 10 + on.rank
+        branch.save(saved, 1)
+        other = stage(on.rank, name=f"layer{on.rank}", seed=5)
+        assert branch.restore(other) == 1
+        found["restored apart"] = other.step
+
+
 def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     dist.init_process_group("gloo")
     found: dict[str, Any] = {}
     try:
+        alone = [dist.new_group([rank]) for rank in range(2)]
         meshes = {world: DeviceMesh("cpu", torch.arange(world)) for world in (1, 2, 3)}
         for world, act in [
             (2, save_on_two),
@@ -217,10 +247,13 @@ def main() -> None:
             (2, busy),
             (2, layouts),
             (2, flipped),
+            (2, unlike_ranks),
         ]:
             if meshes[world].get_coordinate() is not None:
                 act(Rank(meshes[world]), found)
             dist.barrier()
+        if dist.get_rank() < 2:
+            stages_apart(Rank(meshes[2]), found, alone)
     except BaseException:
         traceback.print_exc()
         raise

@@ -325,6 +325,10 @@ def test_what_cannot_be_stored_is_refused_by_its_path_and_nothing_is_written(tmp
         sparse = torch.eye(3).to_sparse()
         with pytest.raises(FormatError, match=r"'model\.large' is torch\.sparse_coo"):
             branch.save({"model": {"large": sparse}}, 1)
+        with pytest.raises(FormatError, match=r"the state: duplicated flatten key model\.1"):
+            branch.save({"model": {1: torch.ones(1), "1": torch.ones(2)}}, 1)
+        with pytest.raises(FormatError, match="a state that is a list"):
+            branch.save([torch.ones(1)], 1)
         with pytest.raises(FormatError, match="-1 is no number of a step"):
             branch.save(_state(1), -1)
         assert branch.steps() == []

@@ -78,3 +78,17 @@ def test_a_save_is_planned_anew_on_all_ranks_only_where_the_layout_of_one_has_ch
 def test_a_flipped_byte_that_one_rank_finds_leads_all_to_the_older_step(ranks: list[dict[str, Any]]) -> None:
     assert [rank["flipped"] for rank in ranks[:2]] == [1, 1]
     assert [rank["removed"] for rank in ranks[:2]] == [[2], [2]]
+
+
+def test_ranks_that_hold_other_layers_or_plain_shares_of_them_are_refused_before_anything_is_saved(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for rank in ranks[:2]:
+        lacks = "lacks layer0.bias, layer0.weight of the first rank and has layer1.bias, layer1.weight"
+        assert rank["other layers"].startswith(f"FormatError: rank 1: model: it {lacks}, which that lacks")
+        assert rank["other shares"].startswith("FormatError: rank 1: model.layer.bias: a plain tensor that differs")
+        assert rank["saved of unlike"] == [1]
+
+
+def test_ranks_that_are_no_team_save_and_restore_a_state_each(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["restored apart"] for rank in ranks[:2]] == [10, 11]

@@ -528,6 +528,10 @@ def test_what_modules_keep_beside_their_tensors_comes_back_and_is_no_tensor_of_t
         ({"array": {"x": np.arange(3)}}, r"extras\.array\.x: a numpy\.ndarray cannot be stored"),
         ({"tensors": {torch.ones(1)}}, r"extras\.tensors.*cannot be stored"),
         ({"odd": object()}, r"extras\.odd: an object cannot be stored"),
+        (
+            {"it": [torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged)]},
+            r"extras\.it\.0: a nested tensor cannot be stored",
+        ),
     ],
 )
 def test_what_cannot_be_stored_is_refused_by_its_path_before_anything_is_written(

@@ -32,6 +32,8 @@ _JOB_BYTES = 32 * 2**20
 def tree_of(state: Any) -> dict[str, Any]:
     """The nested state dict of a state: what its `state_dict()` gives, or, of a plain dict, of each of its items."""
     if not isinstance(state, Mapping):
+        if not hasattr(state, "state_dict"):
+            raise FormatError(f"a state that is a {type(state).__name__}", hint="give a TrainState, or a dict")
         tree: dict[str, Any] = state.state_dict()
         return tree
     return {key: item.state_dict() if is_stateful(item) else item for key, item in state.items()}
@@ -55,7 +57,11 @@ class LiveState:
 
     def __init__(self, state: Any, *, is_first: bool) -> None:
         self._planner = SavePlanner()
-        self._planner.set_up_planner(tree_of(state), None, is_first)
+        tree = tree_of(state)
+        try:
+            self._planner.set_up_planner(tree, None, is_first)
+        except ValueError as error:  # two keys that are one when joined by dots
+            raise FormatError(f"the state: {error}", hint="give each value a path of its own, as text") from error
         self.scalars = {
             name: encode(value, path=name)
             for name, value in self._planner.state_dict.items()

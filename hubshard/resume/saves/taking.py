@@ -9,6 +9,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from hubshard.resume.saves.plans import Offer, RankPlan, offer_of, share_out
 from hubshard.resume.saves.snapshot import LiveState, Snapshot, SnapshotBuffer
+from hubshard.resume.state.replicas import check_replica
 from hubshard.resume.team import Team
 
 __all__ = ["SnapshotTaker"]
@@ -56,6 +57,7 @@ class SnapshotTaker:
             return None
         if changed or self._plan is None:
             self._plan = None
+            _check_replicas(state, self._team)
             self._plan = self._planned(live[0])
             self._signature = live[0].signature
         return self._buffer.take(live[0], self._plan)
@@ -69,6 +71,19 @@ class SnapshotTaker:
 
         share = self._team.share_out(offer, share_out)
         return RankPlan.of(plans[0], share)
+
+
+def _check_replicas(state: Any, team: Team) -> None:
+    """Refuse ranks that do not hold the same, where the state can tell.
+
+    Raises:
+        FormatError: names the first rank, and the tensor.
+    """
+    replica = getattr(state, "replica", None)
+    if replica is None or team.size == 1:
+        return
+    first = team.first(replica)
+    team.each(lambda: check_replica(replica(), first))
 
 
 def _error_of(work: Callable[[], None]) -> Exception | None:

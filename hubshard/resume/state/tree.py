@@ -42,6 +42,9 @@ def _split(tree: object, keys: tuple[object, ...], tensors: _Tensors, path: str)
     if len(keys) >= MAX_DEPTH:
         raise FormatError(f"{path}: nested deeper than {MAX_DEPTH} levels", hint="does it contain itself?")
     if isinstance(tree, torch.Tensor):
+        if tree.is_nested:
+            where = ".".join([path, *map(str, keys)])
+            raise FormatError(f"{where}: a nested tensor cannot be stored", hint="store its parts, from unbind()")
         name = ".".join(map(str, keys)) or "value"
         while name in tensors:  # keys that hold dots, or that are equal as text
             name += "'"
