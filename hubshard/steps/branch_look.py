@@ -164,7 +164,9 @@ class BranchLook:
         self._op.tell("commit", self._branch, 0, self.at.commit)
 
     def check_only_steps(self) -> None:
-        """Refuse to drop the history of anything but steps."""
+        """Refuse to drop the history of anything but steps, or of none."""
+        if not self.place.steps():
+            raise FormatError(f"{self._op.path} holds no step: its history is not dropped", hint="name their branch")
         others = [
             entry.path
             for entry in self._store.list(self.at)

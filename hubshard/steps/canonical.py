@@ -167,6 +167,8 @@ def _named(kind: type) -> str:
 
 
 def _hint_for(value: object, kind: type) -> str:
+    if kind.__module__.split(".")[0] == "torch" and hasattr(value, "get_state"):
+        return "store what its get_state() gives"
     if kind.__module__.split(".")[0] == "torch" and hasattr(value, "untyped_storage"):
         return "tensors are stored where they stand in dicts or lists, not in tuples, sets or objects"
     if kind.__module__.split(".")[0] == "numpy":

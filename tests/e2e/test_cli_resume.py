@@ -210,7 +210,7 @@ def test_another_branch_is_named_once(hub: Hub, repo: str, store: HubStore) -> N
         (["list", "{repo}@nowhere"], "has no branch 'nowhere'"),
         (["list", "org/there-is-no-such-repo"], "does not exist"),
         (["show", "{repo}", "--step", "99"], "there is no step-00000099"),
-        (["verify", "{repo}", "--step", "99"], "there is no step-00000099"),
+        (["squash", "{repo}@main"], "holds no step: its history is not dropped"),
         (["rollback", "{repo}", "--to", "99"], "there is no step-00000099"),
         (["squash", "{repo}@mixed"], "holds more than steps (notes.txt)"),
         (["prune", "{repo}@mixed", "--squash"], "holds more than steps (notes.txt)"),
