@@ -127,12 +127,18 @@ def test_a_check_that_fails_releases_nothing(module_hub: Hub, new_job: NewJob) -
     publish(repo, tag="v1")
     before = repo.heads
     inputs = {**model(job, 1), "repo-id": repo.name, "tag": "v2", "verify": "false"}
-    ran = job.run({**inputs, "check": 'ls "$MODEL_PATH" > seen; echo "perplexity 900"; exit 3'})
+
+    def leave_shards() -> None:  # as a killed run of the same release does whose model was cut otherwise
+        (candidate,) = set(repo.heads) - set(before)
+        repo.api.create_branch(repo.name, branch=f"hubshard/staging/{candidate}/0123456789abcdef")
+
+    check = 'ls "$MODEL_PATH" > seen; echo "perplexity 900"; exit 3'
+    ran = job.run({**inputs, "check": check}, before={"check": leave_shards})
     assert ran.outcome == "failure"
     assert ran.steps["check"].outcome == "failure"
     assert ran.steps["release"].outcome == "skipped"
     assert "model-00001-of-00004.safetensors" in (job.workspace / "seen").read_text()
-    assert repo.heads == before, "main and tags are where they were, and the candidate is gone"
+    assert repo.heads == before, "main and tags are where they were, the candidate and what led to it are gone"
     assert (ran.outputs["changed"], ran.outputs["commit-oid"]) == ("false", "")
     assert "Nothing was released&#58; the step check failed" in ran.summary
 

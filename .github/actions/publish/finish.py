@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -56,14 +57,21 @@ def _with_hub(given: Inputs, outcome: str, outputs: dict[str, str]) -> dict[str,
     hub, branch, pull = Hub(given.repo_id), os.environ.get("BRANCH", ""), os.environ.get("PULL", "")
     commit = outputs["commit-oid"]
     try:
-        if branch and branch in (hub.branches() or {}):
-            hub.delete_branch(branch)
+        for name in _left(branch, hub.branches() or {}):
+            hub.delete_branch(name)
         if pull and outcome != _GOOD:
             hub.close_pull(int(pull), f"The {outcome} of this pull request failed, so it is closed.")
         return {"files": hub.files(commit)} if commit else {}
     except ActionError as error:
         annotate("warning", f"{error}. The rest was done.")
         return {}
+
+
+def _left(branch: str, branches: Iterable[str]) -> list[str]:
+    """The candidate, and, unless it is still to be finished by another run, what earlier runs of it had left."""
+    is_done = os.environ.get("CANDIDATE_OUTCOME") == _GOOD
+    staging = f"hubshard/staging/{branch}/"
+    return [name for name in branches if branch and (name == branch or (is_done and name.startswith(staging)))]
 
 
 def _outcome() -> str:

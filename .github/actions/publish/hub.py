@@ -182,6 +182,8 @@ def _insist(what: str, act: Callable[[], T]) -> T:
                 raise told from error
         except HFValidationError as error:
             raise ActionError(f"cannot {what}: {' '.join(str(error).split())}") from error
+        except OSError as error:  # the client is told to stay offline
+            raise ActionError(f"cannot {what}: {error}") from error
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ActionError(
                 f"cannot {what}: {_where()} answers with something else than a Hub would: does HF_ENDPOINT name a Hub?"
