@@ -9,8 +9,8 @@ import base64
 import hashlib
 import json
 import os
+import re
 import subprocess
-import sys
 import textwrap
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ from urllib.parse import quote
 
 import pytest
 
-from hubshard.hubserver import Settings, gc, process, stop
+from hubshard.hubserver import Settings, gc
+from tests import warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,6 +36,7 @@ TOKEN = "hf_test"
 """What clients send unless told otherwise; a Hub without tokens takes it as it takes any."""
 
 _CLIENT_SECONDS = 240
+_TORCH = re.compile(r"^\s*(import|from) .*\b(torch|transformers|hubshard\.lazy)\b", re.MULTILINE)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -119,7 +121,7 @@ class Hub:
         self.root = root
         self.home = home
         self.settings = settings or Settings()
-        self._process, self.url = process(root, settings=self.settings)
+        self._process, self.url = warm.start_hub(root, port=0, settings=self.settings)
 
     @property
     def port(self) -> int:
@@ -136,13 +138,17 @@ class Hub:
 
     def stop(self) -> None:
         """End the server in good order; again is fine."""
-        stop(self._process)
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.kill()
 
     def restart(self) -> None:
         """Start it again where it was, after :meth:`kill`, :meth:`stop` or neither."""
         port = self.port
         self.stop()
-        self._process, self.url = process(self.root, port=port, settings=self.settings)
+        self._process, self.url = warm.start_hub(self.root, port=port, settings=self.settings)
 
     def api(self, token: str | None = TOKEN) -> Api:
         """Plain requests as the user of a token, or as nobody."""
@@ -184,12 +190,14 @@ class Hub:
         xet: bool = True,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        imports: warm.Imports | None = None,
     ) -> str:
         """Run Python code as a client, in a process of its own; what it printed.
 
-        The code finds ``arguments`` in ``sys.argv[1:]``; it fails the test when it fails.
+        The code finds ``arguments`` in ``sys.argv[1:]``; it fails the test when it fails. ``imports`` is what it finds
+        imported already, by default torch where it imports that.
         """
-        done = self.try_client(code, *arguments, home=home, token=token, xet=xet, env=env, cwd=cwd)
+        done = self.try_client(code, *arguments, home=home, token=token, xet=xet, env=env, cwd=cwd, imports=imports)
         assert done.returncode == 0, f"client failed ({done.returncode}):\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -202,13 +210,13 @@ class Hub:
         xet: bool = True,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        imports: warm.Imports | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """As :meth:`client`, for code that may fail."""
-        command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
         full_env = self.client_env(home, token=token, xet=xet) | dict(env or {})
-        return subprocess.run(
-            command, env=full_env, cwd=cwd, capture_output=True, text=True, timeout=_CLIENT_SECONDS, check=False
-        )
+        argv = ["-c", textwrap.dedent(code), *arguments]
+        imports = imports or ("torch" if _TORCH.search(code) else "client")
+        return warm.run(argv, imports=imports, env=full_env, cwd=cwd, timeout=_CLIENT_SECONDS)
 
 
 class StartHub(Protocol):

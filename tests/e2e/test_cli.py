@@ -15,6 +15,7 @@ import pytest
 
 from hubshard.header import encode_header
 from hubshard.tensors import TensorSpec
+from tests import warm
 
 if TYPE_CHECKING:
     from tests.conftest import Hub, StartHub
@@ -48,14 +49,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def _hubshard(hub: Hub, *arguments: str | Path, token: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hubshard", *map(str, arguments)],
-        env=hub.client_env() | ({"HF_TOKEN": token} if token else {}),
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-    )
+    env = hub.client_env() | ({"HF_TOKEN": token} if token else {})
+    return warm.run(["-m", "hubshard", *arguments], imports="client", env=env)
 
 
 def test_publish_prints_where_it_is_and_what_was_sent(hub: Hub, repo: str, model: Path) -> None:

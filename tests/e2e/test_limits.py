@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tests import warm
 from tests.faults.proxy import Proxy, drop, proxied, say, stall
 
 if TYPE_CHECKING:
@@ -38,14 +38,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def _hubshard(hub: Hub, url: str, *arguments: str | Path, xet: bool = True) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hubshard", *map(str, arguments)],
-        env=hub.client_env(xet=xet) | {"HF_ENDPOINT": url},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    env = hub.client_env(xet=xet) | {"HF_ENDPOINT": url}
+    return warm.run(["-m", "hubshard", *arguments], imports="client", env=env, timeout=120)
 
 
 @pytest.mark.parametrize("xet", [True, False], ids=["xet", "lfs"])

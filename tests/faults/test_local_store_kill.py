@@ -11,6 +11,7 @@ import pytest
 
 from hubshard.store.local import LocalStore
 from hubshard.store.local_swap import locked, recover, workspace_of
+from tests import warm
 
 OLD = {"config.json": b"old", "keep.bin": b"k" * 100_000, "gone/a.bin": b"old"}
 NEW = {"config.json": b"new", "keep.bin": b"k" * 100_000, "added/b.bin": b"n" * 300_000}
@@ -52,8 +53,7 @@ def make(root: Path, files: dict[str, bytes]) -> None:
 
 
 def write(root: Path, fatal: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", WRITER, str(root), str(fatal)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return warm.run(["-c", WRITER, root, str(fatal)], imports="client", timeout=60)
 
 
 def test_a_kill_at_each_step_leaves_the_old_or_the_new_and_the_next_run_completes(tmp_path: Path) -> None:

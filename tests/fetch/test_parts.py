@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from hubshard.errors import StoreError
 from hubshard.fetch.parts import PIECE_BYTES, Part, clean_parts, missing_bytes, name_of
+from tests import warm
 
 NAME = "ab" * 32
 
@@ -138,7 +138,7 @@ def test_a_file_that_the_disk_cannot_hold_is_named_and_nothing_stays_open(tmp_pa
     except StoreError as error:
         print(error, error.hint, len(os.listdir("/dev/fd")) - before)
     """
-    told = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True).stdout
+    told = warm.run(["-c", dedent(code)], imports="client").stdout
     assert f"{tmp_path}/name.part: cannot write: File too large" in told
     assert "ulimit -f" in told
     assert told.split()[-1] == "0"

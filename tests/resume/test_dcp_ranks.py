@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hubshard.steps.places import LocalPlace
+from tests import warm
 
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
@@ -29,8 +28,7 @@ SCRIPT = Path(__file__).with_name("ranks_script.py")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the ranks left: their findings and the steps."""
     folder = tmp_path_factory.mktemp("ranks")
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4"]
-    done = subprocess.run([*run, SCRIPT, folder], capture_output=True, text=True, timeout=280, check=False)
+    done = warm.run([SCRIPT, folder], imports="torch", ranks=4, timeout=280)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return folder
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 
 from hubshard import FormatError, ResumableLoader, ResumableSampler
+from tests import warm
 
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
@@ -341,16 +340,7 @@ def test_two_processes_of_torchrun_read_what_one_reads(tmp_path: Path) -> None:
             """
         )
     )
-    run = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        str(script),
-        str(tmp_path),
-    ]
-    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=120)
+    done = warm.run([script, tmp_path], imports="torch", ranks=2, timeout=120)
     assert done.returncode == 0, done.stderr
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert "process group does not exist yet" in told[0]["refused"]

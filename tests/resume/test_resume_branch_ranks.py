@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests import warm
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -24,15 +24,8 @@ BLOCKS = 3 * 2**16
 def ranks(module_hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank found."""
     folder = tmp_path_factory.mktemp("branch-ranks")
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3"]
-    done = subprocess.run(
-        [*run, SCRIPT, folder, "org/ranks"],
-        env=module_hub.client_env(),
-        capture_output=True,
-        text=True,
-        timeout=290,
-        check=False,
-    )
+    env = module_hub.client_env()
+    done = warm.run([SCRIPT, folder, "org/ranks"], imports="torch", ranks=3, env=env, timeout=290)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(3)]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 
 from hubshard.errors import FormatError
 from hubshard.steps.places import LocalPlace
+from tests import warm
 
 torch = pytest.importorskip("torch")
 
@@ -24,8 +23,7 @@ SCRIPT = Path(__file__).with_name("state_ranks_script.py")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the ranks left."""
     folder = tmp_path_factory.mktemp("state-ranks")
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run([*run, SCRIPT, folder], capture_output=True, text=True, timeout=280, check=False)
+    done = warm.run([SCRIPT, folder], imports="torch", ranks=2, timeout=280)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return folder
 

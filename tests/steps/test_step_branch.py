@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -306,8 +305,7 @@ def test_a_pull_that_was_killed_goes_on_from_the_blocks_that_arrived(hub: Hub, t
     commit_step(
         store, "resume", parent=store.head("resume"), step=step, raw=encode_step(step), staged=[staged], remove=gone
     )
-    command = [sys.executable, "-c", PULL, hub.url, str(tmp_path / "steps"), str(7 * 2**20)]
-    killed = subprocess.run(command, env=hub.client_env(), timeout=120, check=False)
+    killed = hub.try_client(PULL, hub.url, tmp_path / "steps", str(7 * 2**20))
     assert killed.returncode == -signal.SIGKILL
     assert {path.suffix for path in (tmp_path / "steps" / step_folder(9)).iterdir()} == {".part"}
     hub.reset_counters()
@@ -513,8 +511,7 @@ def test_what_a_kill_between_squash_and_deletion_leaves_is_freed_by_the_next_pru
     hub: Hub, store: HubStore, saves_between: bool
 ) -> None:
     steps = save_all(store, 1, 2, 3)
-    command = [sys.executable, "-c", KILLED, hub.url]
-    assert subprocess.run(command, env=hub.client_env(), timeout=120, check=False).returncode == -signal.SIGKILL
+    assert hub.try_client(KILLED, hub.url).returncode == -signal.SIGKILL
     assert len(hub.api()("GET", f"/api/models/{REPO}/commits/resume").json) == 1
     assert len(held(hub)) == 7
     if saves_between:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +21,7 @@ from hubshard.steps.places import LocalPlace, OpenStep
 from hubshard.steps.source import StepSource, open_step
 from hubshard.steps.step import Placement, Step, StepFile, encode_step, step_folder
 from hubshard.tensors import Box
+from tests import warm
 from tests.steps.saving import random_tensors, save_step
 
 MIB = 2**20
@@ -300,4 +299,5 @@ def test_no_torch_is_imported(tmp_path: Path) -> None:
         "from hubshard.steps.source import StepSource; s = StepSource(LocalPlace(Path(sys.argv[1])).open(1)); "
         "[s.read(spec.name, spec.box) for spec in s.specs()]; assert not {'torch', 'numpy'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
+    done = warm.run(["-c", code, tmp_path], imports="client")
+    assert done.returncode == 0, done.stderr
