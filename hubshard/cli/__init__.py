@@ -7,6 +7,25 @@ Verbs import what they run inside their functions, so that help and errors of us
 
 from __future__ import annotations
 
-from hubshard.cli.app import main
+import os
+import signal
+from contextlib import suppress
+from typing import NoReturn
 
 __all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line; never returns."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as for what a script has started in the background
+        signal.signal(signal.SIGINT, _leave)
+    from hubshard.cli.app import main as run
+
+    run()
+
+
+def _leave(*_: object) -> NoReturn:
+    # Ctrl-C before a verb has begun: modules are being loaded, and nothing has to be undone
+    with suppress(OSError):
+        os.write(2, b"\nInterrupted\n")
+    os._exit(130)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, ParamSpec
 
@@ -111,19 +111,25 @@ def interruptible(note: str, *, at_once: bool = False) -> Callable[[Callable[P, 
     def decorate(verb: Callable[P, None]) -> Callable[P, None]:
         @wraps(verb)
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            before = signal.signal(signal.SIGINT, lambda *_: _leave(f"Interrupted: {note}", 130)) if at_once else None
+            before = signal.getsignal(signal.SIGINT)
+            if before is not signal.SIG_IGN:  # as for what a script has started in the background
+                leave = partial(_leave_at_once, note) if at_once else signal.default_int_handler
+                signal.signal(signal.SIGINT, leave)
             try:
                 verb(*args, **kwargs)
             except KeyboardInterrupt:
                 typer.echo(f"\nInterrupted: {note}", err=True)
                 raise typer.Exit(130) from None
             finally:
-                if before is not None:
-                    signal.signal(signal.SIGINT, before)
+                signal.signal(signal.SIGINT, before or signal.default_int_handler)
 
         return run
 
     return decorate
+
+
+def _leave_at_once(note: str, *_: object) -> NoReturn:
+    _leave(f"Interrupted: {note}", 130)
 
 
 def _leave(line: str, status: int) -> NoReturn:

@@ -155,6 +155,20 @@ def test_ctrl_c_exits_with_130_and_one_line() -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C cannot be sent to one process there")
+def test_ctrl_c_while_modules_are_loaded_is_one_line_and_is_ignored_where_whoever_started_us_says_so() -> None:
+    # the import of the app is where most of the time goes that comes before a verb
+    loading = "import os, signal, sys\nclass Press:\n    def find_spec(self, name, path=None, target=None):\n"
+    loading += "        if name == 'hubshard.cli.app': os.kill(os.getpid(), signal.SIGINT)\n"
+    loading += "sys.meta_path.insert(0, Press())\n"
+    run = "from hubshard.cli import main\nmain()"
+    done = _hubshard("--version", code=loading + run)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nInterrupted\n")
+    in_background = "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    done = _hubshard("--version", code=loading + in_background + run)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, __version__, "")
+
+
 def test_gc_of_a_directory_that_holds_no_hub_is_an_error_and_makes_none(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name in ("nothing", "folder"):
