@@ -119,6 +119,7 @@ class Forker:
 
     def stop(self) -> None:
         self._ours.close()
+        self._process.kill()  # it has nothing to lose, and much to take down
         self._process.wait()
 
 

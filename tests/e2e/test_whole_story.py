@@ -6,14 +6,13 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import warm
 from tests.faults.models import Repo, new_repo
 
 if TYPE_CHECKING:
@@ -48,26 +47,17 @@ print(generated.tolist())
 
 def train(
     env: dict[str, str], repo: str, machine: Path, out: Path, *, world: int, stop: int = STEPS, dies: int = 0
-) -> int:
-    """Run the ranks on a machine; the status of their launcher. Where one dies, all do."""
-    command = [sys.executable, str(SCRIPT)]
-    if world > 1:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
-        command.append(str(SCRIPT))
+) -> None:
+    """Run the ranks on a machine. Where one dies, all do."""
     out.mkdir(parents=True, exist_ok=True)
-    log = out / "log.txt"
-    with log.open("a") as file:
-        done = subprocess.run(
-            [*command, repo, str(machine / "checkpoints"), str(out), str(stop), str(dies)],
-            env={**env, "OMP_NUM_THREADS": "1"},
-            stdout=file,
-            stderr=file,
-            timeout=280,
-            check=False,
-        )
-    if not dies:
-        assert done.returncode == 0, log.read_text()[-6000:]
-    return done.returncode
+    argv = [SCRIPT, repo, machine / "checkpoints", out, str(stop), str(dies)]
+    ranks = world if world > 1 else 0
+    done = warm.run(argv, imports="torch", ranks=ranks, env={**env, "OMP_NUM_THREADS": "1"}, timeout=280)
+    log = done.stdout + done.stderr
+    if dies:
+        assert done.returncode == (-signal.SIGKILL if world == 1 else 1), log[-4000:]
+    else:
+        assert done.returncode == 0, log[-6000:]
 
 
 def losses(out: Path, rank: int = 0) -> dict[int, str]:
@@ -84,8 +74,7 @@ def test_a_run_that_loses_its_machine_ends_as_one_that_does_not(hub: Hub, tmp_pa
     repo: Repo = new_repo(hub)
     hub.api()("PUT", f"/api/models/{repo.repo_id}/settings", {"private": True})
     first = machine("first")
-    status = train(env("first"), repo.repo_id, first, first, world=world, dies=DIES)
-    assert status == (-signal.SIGKILL if world == 1 else 1), (first / "log.txt").read_text()[-4000:]
+    train(env("first"), repo.repo_id, first, first, world=world, dies=DIES)
     assert not (first / "rank0.json").exists()
     shutil.rmtree(first)  # disk, cache and all
 
@@ -99,8 +88,8 @@ def test_a_run_that_loses_its_machine_ends_as_one_that_does_not(hub: Hub, tmp_pa
         expected: dict[int, Any] = {step: loss for step, loss in losses(calm, rank).items() if step > SAVED}
         assert losses(second, rank) == expected
 
-    command = [sys.executable, "-m", "hubshard", "promote", repo.repo_id, "--step", str(STEPS), "--tag", "v1", "--json"]
-    done = subprocess.run(command, env=env("third"), capture_output=True, text=True, timeout=120, check=False)
+    argv = ["-m", "hubshard", "promote", repo.repo_id, "--step", str(STEPS), "--tag", "v1", "--json"]
+    done = warm.run(argv, imports="client", env=env("third"), timeout=120)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["changed"] is True
     assert repo.titles()[:2] == [f"Promote step {STEPS}", "Before the training"]
