@@ -18,6 +18,7 @@ import pytest
 
 from hubshard.errors import FormatError
 from hubshard.resume.preemption import DEFAULT_SIGNALS, NOTICE_EXIT_CODE, Preemption
+from tests import warm
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="it has no such signals")
 
@@ -232,22 +233,15 @@ def test_the_thread_of_a_notice_ends_with_the_listening() -> None:
 # Several ranks, started by torchrun
 
 
-def launch(out: Path, what: str, ranks: int) -> subprocess.Popen[str]:
-    pytest.importorskip("torch.distributed")
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    script = [str(SCRIPT), str(out), what]
-    return subprocess.Popen([*run, *script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
 def found_by(out: Path, ranks: int) -> list[Any]:
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_whoever_is_told_and_whenever_all_ranks_stop_after_the_same_step(tmp_path: Path, ranks: int) -> None:
-    process = launch(tmp_path, "rounds", ranks)
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output[-4000:]
+    pytest.importorskip("torch.distributed")
+    done = warm.run([SCRIPT, tmp_path, "rounds"], imports="torch", ranks=ranks)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     *rounds, cadence = zip(*found_by(tmp_path, ranks), strict=True)
     assert len(rounds) == 24
     for found in rounds:
@@ -262,7 +256,15 @@ def test_whoever_is_told_and_whenever_all_ranks_stop_after_the_same_step(tmp_pat
 
 @pytest.mark.parametrize("target", ["one rank", "all ranks", "torchrun"])
 def test_a_job_that_is_told_to_end_saves_on_all_ranks_through_further_signals(tmp_path: Path, target: str) -> None:
-    process = launch(tmp_path, "outside", 2)
+    pytest.importorskip("torch.distributed")
+    log, argv = tmp_path / "log", [str(SCRIPT), str(tmp_path), "outside"]
+    process: warm.Started | subprocess.Popen[bytes]
+    if target == "torchrun":
+        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+        with log.open("wb") as out:
+            process = subprocess.Popen([*run, *argv], stdout=out, stderr=out)
+    else:
+        process = warm.start(argv, log, imports="torch", ranks=2)
     try:
         wait_for(lambda: all((tmp_path / f"pid{rank}").exists() for rank in range(2)))
         ranks = [int((tmp_path / f"pid{rank}").read_text()) for rank in range(2)]
@@ -273,11 +275,11 @@ def test_a_job_that_is_told_to_end_saves_on_all_ranks_through_further_signals(tm
         for pid in ranks:
             os.kill(pid, signal.SIGTERM)
             os.kill(pid, signal.SIGUSR1)
-        output, _ = process.communicate(timeout=120)
+        process.wait(timeout=120)
     finally:
         process.kill()
-        process.communicate()
-    assert process.returncode != 0, output
+        process.wait()
+    assert process.returncode != 0, log.read_text()
     found = found_by(tmp_path, 2)
     assert found[0]["step"] == found[1]["step"]
     for rank, of_rank in enumerate(found):
