@@ -182,7 +182,8 @@ def check_endpoint(url: str) -> str:
     """
     try:
         parts = urlsplit(url)
-        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        is_plain = url.isprintable() and not {" ", "?", "#"} & {*url}
+        is_usable = is_plain and parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:  # brackets without an address, a port that is none
         is_usable = False
     if not is_usable:

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, httpx
 
-from hubshard.errors import FormatError
+from hubshard.errors import FormatError, StoreError
 from hubshard.store.hub_errors import translated, understood
 from hubshard.store.patience import Patience
 from hubshard.target import check_endpoint, check_repo_id, check_text
@@ -151,11 +151,22 @@ class HubClient:
         self, method: str, url: str, what: str, needs: str, headers: Mapping[str, str] | None, *, auth: bool, **how: Any
     ) -> httpx.Response:
         sent = {**(self.headers_for(url) if auth else {}), **(headers or {})}
+        session = self._session(what)
         with translated(what, self.repo, needs=needs):
-            response: httpx.Response = get_session().request(method, url, headers=sent, follow_redirects=auth, **how)
+            response: httpx.Response = session.request(method, url, headers=sent, follow_redirects=auth, **how)
             _answered.add(_origin(url))
             hf_raise_for_status(response)
         return response
+
+    def _session(self, what: str) -> httpx.Client:
+        try:
+            return get_session()
+        except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+            raise StoreError(
+                f"{self.repo}: cannot {what}: {error}",
+                hint="do the variables for certificates (SSL_CERT_FILE, SSL_CERT_DIR) and proxies (HTTP_PROXY, "
+                "HTTPS_PROXY, ALL_PROXY) say what is there?",
+            ) from error
 
     def ask(self, method: str, url: str, what: str, take: Callable[[Any], T], **how: Any) -> T:
         """`send`, and what `take` finds in the JSON of the answer.

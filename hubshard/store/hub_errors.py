@@ -6,6 +6,7 @@ import contextlib
 import email.utils
 import time
 from collections.abc import Iterator
+from urllib.request import getproxies
 
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -52,7 +53,7 @@ def translated(what: str, repo: str, *, needs: str = "read") -> Iterator[None]:
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise NoConnectionError(
             f"{repo}: cannot {what}: no connection to {_server_of(error)}: {error or 'it takes too long'}",
-            hint="is there a network? does HF_ENDPOINT name a Hub?",
+            hint=_no_connection_hint(),
             retryable=True,
         ) from error
     except httpx.HTTPError as error:
@@ -118,12 +119,18 @@ def _hidden(error: HfHubHTTPError, repo: str, words: str, *, needs: str) -> NotF
     )
 
 
+def _no_connection_hint() -> str:
+    proxy = " does the proxy work that HTTP_PROXY, HTTPS_PROXY or ALL_PROXY names?"
+    return "is there a network? does HF_ENDPOINT name a Hub?" + (proxy if getproxies() else "")
+
+
 def _failed(message: str, status: int, wait_seconds: float | None) -> StoreError:
     if wait_seconds is not None and status in {429, 503}:
         return BusyError(
             message, wait_seconds=wait_seconds, hint=f"the server asks to come back in {wait_seconds:.0f} s"
         )
-    return StoreError(message, hint="try again later" if is_transient(status) else None, retryable=is_transient(status))
+    hint = "does HF_ENDPOINT name a Hub?" if status == 404 else "try again later" if is_transient(status) else None
+    return StoreError(message, hint=hint, retryable=is_transient(status))
 
 
 def _refused(error: HfHubHTTPError, what: str, repo: str, *, needs: str) -> StoreError:

@@ -91,7 +91,7 @@ def test_a_known_error_is_one_line_and_a_hint_without_a_traceback(tmp_path: Path
     assert hint.startswith("Hint: ")
 
 
-@pytest.mark.parametrize("endpoint", ["http://[bad", "hub.local", "http://host:none"])
+@pytest.mark.parametrize("endpoint", ["http://[bad", "hub.local", " http://host"])
 def test_an_endpoint_that_is_no_url_is_one_line(endpoint: str, tmp_path: Path) -> None:
     done = _hubshard("pull", "org/name", "--local-dir", str(tmp_path / "here"), environment={"HF_ENDPOINT": endpoint})
     assert done.returncode == 1

@@ -8,14 +8,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from huggingface_hub.utils import close_session
 
 from hubshard.errors import ConflictError, HubshardError, StoreError
 from hubshard.store.hub import HubStore
 from hubshard.store.hub_errors import is_unreachable
 from hubshard.store.patience import BusyError, NoConnectionError, Patience, Waits
 from tests.faults.proxy import Answer, Exchange, Proxy
-
-pytest.importorskip("huggingface_hub")
 
 DOWN = StoreError("down", retryable=True)
 REFUSED = StoreError("refused")
@@ -138,3 +137,15 @@ def test_a_server_that_is_new_but_busy_is_waited_for(waits: list[float]) -> None
     with closing(proxy), pytest.raises(StoreError, match="busy"):
         _store(proxy.url, waits).head("main")
     assert waits == [1.0, 2.0, 4.0, 8.0, 8.0]
+
+
+@pytest.mark.parametrize(("variable", "value"), [("HTTP_PROXY", "ftp://proxy"), ("SSL_CERT_FILE", "nothing.pem")])
+def test_a_setting_of_the_environment_that_keeps_the_client_from_being_made_is_named(
+    monkeypatch: pytest.MonkeyPatch, waits: list[float], variable: str, value: str
+) -> None:
+    close_session()
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(StoreError, match="cannot look at 'main': ") as told:
+        _store("http://127.0.0.1:9", waits).head("main")
+    assert variable in str(told.value.hint)
+    assert waits == []

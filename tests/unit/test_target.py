@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubshard.errors import FormatError
-from hubshard.target import RepoTarget, check_repo_id, parse_target
+from hubshard.target import RepoTarget, check_commit, check_endpoint, check_repo_id, parse_target
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,25 @@ def test_repo_ids_are_those_that_the_client_takes(repo_id: str) -> None:
             check_repo_id(repo_id)
     else:
         assert check_repo_id(repo_id) == repo_id
+
+
+@pytest.mark.parametrize("url", ["https://hub.example", "http://127.0.0.1:8000/", "http://user:word@host/hub"])
+def test_the_url_of_a_hub_may_have_a_port_a_user_and_a_path(url: str) -> None:
+    assert check_endpoint(url) == url.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", " http://host", "http://host\n", "http://host?x=1", "http://host#x", "ftp://host", "http://:1", "http://a:x"],
+)
+def test_what_is_no_url_of_a_hub_is_refused(url: str) -> None:
+    with pytest.raises(FormatError, match="is no URL of a Hub"):
+        check_endpoint(url)
+
+
+@pytest.mark.parametrize("commit", ["0123abc", "0" * 40])
+def test_a_commit_is_named_in_full_or_by_its_first_digits(commit: str) -> None:
+    assert check_commit(commit) == commit
+    for wrong in ("", "012345", f"{commit}z", commit.upper() + "A" * 40, f" {commit}"):
+        with pytest.raises(FormatError, match="is no commit"):
+            check_commit(wrong)
