@@ -39,6 +39,9 @@ class KeyStore(Protocol):
     def delete_key(self, key: str) -> bool:
         """Take one away."""
 
+    def add(self, key: str, amount: int) -> int:
+        """Count up, from 0; the sum."""
+
 
 def meet(store: KeyStore, rank: int, size: int, *, limit_seconds: float) -> str:
     """Return once all ranks have called it.

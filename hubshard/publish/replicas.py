@@ -26,6 +26,7 @@ __all__ = ["Replicas"]
 _BEATS = 6
 _FOREVER_SECONDS = 10.0**9
 _LONGEST_POLL_SECONDS = 1.0
+_FAREWELL_SECONDS = 3.0
 _calls: Counter[str] = Counter()  # of this process: ranks that publish the same again and again count alike
 
 
@@ -73,6 +74,7 @@ class Replicas:
         else:
             with reachable():
                 self._wait_for_first(key, what)
+                self._store.add(f"{key}/following", 1)
             self._key = key
         _calls[name] += 1
 
@@ -86,6 +88,7 @@ class Replicas:
         del to
         with reachable():
             told = self._outcome()
+            self._store.add(f"{self._key}/followed", 1)
         if "error" in told:
             raise error_of(told["error"])
         work.op.end(told["commit"])
@@ -102,10 +105,18 @@ class Replicas:
             self._tell({"error": plain_error(error, 0)})
 
     def close(self) -> None:
-        """Tell of no more signs of life."""
+        """Tell of no more signs of life. Those that wait are left the time to hear what came of it.
+
+        The process of rank 0 often keeps the store, and ends soon.
+        """
         self._ended.set()
-        if self._beat.ident is not None:
-            self._beat.join()
+        if self._beat.ident is None:
+            return
+        self._beat.join()
+        with suppress(RuntimeError):
+            for _ in polled(_FAREWELL_SECONDS):
+                if self._store.add(f"{self._key}/followed", 0) >= self._store.add(f"{self._key}/following", 0):
+                    break
 
     def _tell(self, outcome: Mapping[str, Any]) -> None:
         # what was published stays so where nobody can be told of it: torch.distributed raises RuntimeError for that

@@ -117,8 +117,9 @@ class RankGroup:
         self._inbox: Mapping[tuple[str, int], deque[Any]] = defaultdict(deque)
         self._heard = dict.fromkeys(range(self.size), time.monotonic())
         self._gone: dict[int, StoreError] = {}
+        self._partners = set(range(1, self.size) if self.rank == 0 else range(1))  # whose life is watched
         self._done: set[int] = set()
-        self._is_closed = False
+        self._parted: set[int] = set()  # of whom nothing more will come
         self._failure: HubshardError | None = None
         self._told: Mapping[str, Any] | None = None  # by another rank, of its failure
         self._ended = threading.Event()
@@ -225,23 +226,19 @@ class RankGroup:
     def close(self) -> None:
         """End it: this rank asks and tells no more. Others are answered until they are done too.
 
-        Where some rank is gone nobody can be waited for: the mailbox ends, and the connections with it, within the
-        limit of silence.
+        Those that are gone are not waited for. Where rank 0 is, the mailbox, and the connections with it, ends within
+        the limit of silence.
         """
-        self._is_closed = True
         if self.rank != 0:
             self._hush()
             self._say_end(0)
         with self._changed:
-            others = range(1, self.size) if self.rank == 0 else range(1)
-            self._changed.wait_for(
-                lambda: all(rank in self._done or rank in self._gone for rank in others), self._limit_seconds
-            )
+            self._changed.wait_for(lambda: self._partners <= self._done | self._gone.keys(), self._limit_seconds)
         if self.rank == 0:
             self._hush()
-            for rank in others:
+            for rank in self._partners:
                 self._say_end(rank)
-        if not self._gone:
+        if self._partners - self._gone.keys():
             self._mailbox.join(self._limit_seconds)
 
     # How
@@ -289,9 +286,8 @@ class RankGroup:
 
     def _tell_alive(self) -> None:
         pause = min(self._limit_seconds / _BEATS, _LONGEST_BEAT_SECONDS)
-        others = range(1, self.size) if self.rank == 0 else range(1)
         while not self._ended.wait(pause):
-            for rank in others:
+            for rank in self._partners:
                 with contextlib.suppress(StoreError), self._sending[rank]:
                     self._send(rank, _header(_ALIVE), _MAILBOX)
 
@@ -304,20 +300,22 @@ class RankGroup:
             self._send(rank, _header(_END), _MAILBOX)
 
     def _receive(self) -> None:
-        # rank 0 ends when all others have said so, they when rank 0 has
-        waiting = self.size - 1 if self.rank == 0 else 1
+        # Nothing but a message wakes it. So each of the others tells rank 0 twice: that it is done, and then, as its
+        # last word, that it has heard the same from rank 0, which by then knows who is gone.
         try:
-            while waiting and not (self._is_closed and self._gone):
+            while not self._partners <= self._parted | self._gone.keys():
                 header = torch.empty(_HEADER_WORDS, dtype=torch.int64)
                 work = self._backend.recv_anysource([header], _MAILBOX)
                 work.wait()
                 source = int(work._source_rank())  # noqa: SLF001  # there is no other way to learn it
-                waiting -= self._take(source, header.tolist())
+                self._take(source, header.tolist())
         except RuntimeError as error:
             self.stop(StoreError(f"no rank can be heard any more: {reason_of(error)}"))
+            return
+        if self.rank != 0:
+            self._say_end(0)
 
-    def _take(self, source: int, words: list[int]) -> bool:
-        """Take in what came; whether it was the last of its sender."""
+    def _take(self, source: int, words: list[int]) -> None:
         kind, nbytes = words[:2]
         message = None
         if kind == _MESSAGE:
@@ -331,12 +329,13 @@ class RankGroup:
                 self.stop(error_of(message[1]))
             elif message is not None:
                 self._inbox[message[0], source].append(message[1])
+            if kind == _END and (self.rank != 0 or source in self._done):
+                self._parted.add(source)
             if kind == _END:
                 self._done.add(source)
             self._changed.notify_all()
         if kind == _READ:
             self._answer(source, words)
-        return kind == _END
 
     def _answer(self, source: int, words: list[int]) -> None:
         nbytes, tag, number, cast, ndim = words[1:6]

@@ -151,6 +151,7 @@ class ResumeBranch:
         self._restored: int | None = None
         self._is_deaf = bool(signals) or notice is not None
         self._is_listening = False
+        self._is_well = False
         self._is_closed = False
 
     def __enter__(self) -> Self:
@@ -160,8 +161,9 @@ class ResumeBranch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """See `close`; where the training failed, what failed here is logged."""
-        if kind is None:
+        """See `close`; ranks leave together. Where the training failed, what failed here is logged."""
+        self._is_well = kind is None
+        if self._is_well:
             self.close()
             return
         try:
@@ -337,6 +339,8 @@ class ResumeBranch:
         try:
             self._settle()
             self._saver.close()
+            if self._is_well:
+                self._control.part()
         finally:
             self._folder.release()
             if self._is_listening:

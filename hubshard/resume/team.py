@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -110,6 +110,14 @@ class Team:
             return StepAgreement(store, name=name, world_size=self.size)
 
         return make
+
+    def part(self) -> None:
+        """Wait for the others to come here too, or to be gone, before this process may end.
+
+        It may be the one that keeps the store, into which the others look after each of their last steps.
+        """
+        with suppress(LostRankError):
+            self.any_of([False])
 
     def close(self) -> None:
         """Cut the wire."""

@@ -35,6 +35,10 @@ def test_one_of_the_ranks_that_share_a_disk_writes_the_manifest(ranks: list[dict
     assert [rank["saved"] for rank in ranks[:2]] == [[1, 2], [1, 2]]
 
 
+def test_ranks_leave_together_since_one_of_them_may_keep_what_the_others_look_into(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["left together"] for rank in ranks[:2]] == [True, True]
+
+
 @pytest.mark.parametrize("world", [1, 3])
 def test_a_state_comes_from_the_branch_to_another_number_of_ranks_and_each_reads_its_share(
     ranks: list[dict[str, Any]], world: int

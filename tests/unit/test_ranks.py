@@ -94,9 +94,9 @@ def _job() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def on_ranks(act: Callable[[int], Any]) -> list[Any]:
-    """What two ranks come to, each in a thread: what it returned, or the error."""
-    found: list[Any] = [None, None]
+def on_ranks(size: int, act: Callable[[int], Any]) -> list[Any]:
+    """What some ranks come to, each in a thread: what it returned, or the error."""
+    found: list[Any] = [None] * size
 
     def run(rank: int) -> None:
         try:
@@ -104,7 +104,7 @@ def on_ranks(act: Callable[[int], Any]) -> list[Any]:
         except HubshardError as error:
             found[rank] = error
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -133,6 +133,30 @@ def test_ranks_ask_and_tell_and_what_fails_on_one_is_the_same_error_on_the_other
         finally:
             group.close()
 
-    failed, heard = on_ranks(act)
+    failed, heard = on_ranks(2, act)
     assert heard == (0, 2**70)
     assert (type(failed), failed.message, failed.hint) == (NotFoundError, "rank 1: no such file", "look")
+
+
+@pytest.mark.usefixtures("_job")
+def test_ranks_of_which_one_is_lost_end_without_waiting_for_it() -> None:
+    def act(rank: int) -> Any:
+        if rank == 1:
+            gloo_backend("hubshard/test/call", 1, 3, meet_seconds=20, limit_seconds=20)  # and is gone at once
+            return None
+        group = RankGroup(Job(rank, (0, 1, 2), "hubshard/test"), "call", limit_seconds=20)
+        try:
+            if rank == 2:
+                group.hear(0, "nothing")
+            group.hear(1, "nothing")
+        except StoreError as error:
+            group.give_up(error)
+            return error
+        finally:
+            group.close()
+            assert not group._mailbox.is_alive()
+
+    first, _, last = on_ranks(3, act)
+    assert type(first) is type(last) is StoreError
+    assert str(first) == str(last)
+    assert str(first).startswith("rank 1 is gone, or cannot be reached")

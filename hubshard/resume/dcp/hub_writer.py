@@ -68,7 +68,9 @@ class HubWriter(StorageWriter):
 
     Every rank writes its own files of pieces, to the local folder first where there is one, and makes them durable on
     the Hub; then one commit shows the step on the branch. A kill at any moment leaves the older steps as they were.
-    Works with `dcp.save` and `dcp.async_save`, with or without `hubshard.dcp.SavePlanner`: nothing is ever pickled.
+    Works with `dcp.save` and `dcp.async_save`, with or without `hubshard.dcp.SavePlanner`: nothing that is stored is a
+    pickle, and no pickle is read. What DCP itself sends from rank to rank during a save, its plans, goes as torch sends
+    objects; `ResumeBranch` does without that.
 
     After the save, on the coordinator: `saved` is what was written, `revision` the commit that shows it.
 
