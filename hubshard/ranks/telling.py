@@ -15,6 +15,7 @@ from typing import Any
 from hubshard import errors
 from hubshard.errors import FormatError, HubshardError, StoreError
 from hubshard.steps.canonical import decode, encode
+from hubshard.steps.step import Step, decode_step, encode_step
 
 __all__ = ["error_of", "plain_error", "told_bytes", "told_value"]
 
@@ -27,7 +28,7 @@ def told_bytes(value: object) -> bytes:
 
     Args:
         value: such as `canonical.encode` takes, or in lists, tuples and dicts: dataclasses of hubshard whose fields are
-            such, its errors, and arrays of integers.
+            such, its errors, and arrays of integers. A `Step` goes as its manifest, which is small.
 
     Raises:
         FormatError: it is not such.
@@ -100,14 +101,21 @@ def _plain(value: Any) -> Any:
     if kind is dict:
         table = {key: _plain(item) for key, item in value.items()}
         return {_TAG: ["dict", table]} if _TAG in table else table
+    tagged = _tagged(value, kind)
+    return value if tagged is None else {_TAG: tagged}
+
+
+def _tagged(value: Any, kind: type[Any]) -> list[Any] | None:
     if kind is array:
-        return {_TAG: ["array", value.typecode, value.tobytes()]}
+        return ["array", value.typecode, value.tobytes()]
     if isinstance(value, HubshardError):
-        return {_TAG: ["error", plain_error(value)]}
+        return ["error", plain_error(value)]
+    if kind is Step:
+        return ["step", encode_step(value)]
     if is_dataclass(kind) and _is_ours(kind):
         facts = {each.name: _plain(getattr(value, each.name)) for each in fields(kind)}
-        return {_TAG: ["data", kind.__module__, kind.__name__, facts]}
-    return value
+        return ["data", kind.__module__, kind.__name__, facts]
+    return None
 
 
 def _value(plain: Any) -> Any:
@@ -124,6 +132,8 @@ def _made(what: str, *rest: Any) -> Any:
         return array(*rest)
     if what == "error":
         return error_of(rest[0])
+    if what == "step":
+        return decode_step(*rest, path="a step that another rank tells")
     if what == "data":
         module, name, facts = rest
         return _dataclass(module, name)(**_table(facts))

@@ -14,6 +14,7 @@ from hubshard import errors
 from hubshard.errors import FormatError, HubshardError, NotFoundError, StoreError
 from hubshard.protocols import Revision, Staged
 from hubshard.ranks.telling import error_of, plain_error, told_bytes, told_value
+from hubshard.steps.step import Step
 from hubshard.store.patience import BusyError
 from hubshard.watch import LimitError
 
@@ -32,6 +33,7 @@ from hubshard.ranks.group import Job, RankGroup  # noqa: E402  # imports torch
         {"told": 1},
         {"told": {"told": ["data", "os", "path", {}]}, "tuple": [1]},
         Staged("a/b", 3, "0" * 64, {"kind": "lfs", "parts": [1, 2]}, "id", 7),
+        Step(5, 2, [], {}, {"epoch": 1}, {"epoch": ("values", "epoch")}),
         {"at": Revision("main", "0" * 40), "offsets": array("q", [1, -(2**40)])},
     ],
 )
