@@ -21,6 +21,7 @@ from hubshard.steps.places import LocalPlace
 from hubshard.steps.step import step_folder
 from hubshard.steps.writing import commit_step, stage_local
 from hubshard.store.hub import HubStore
+from tests import warm
 from tests.faults.models import INDEX, Repo, equal, new_repo
 from tests.faults.proxy import Answer, Exchange, proxied
 from tests.steps.saving import random_tensors, save_step
@@ -301,11 +302,7 @@ def test_killed_after_some_shards_a_rerun_elsewhere_sends_only_the_others(
     staged = sum(path.startswith("staged/") for path in repo.files(staging))
     assert staged >= number
     received = repo.nbytes_received()
-    subprocess.run(
-        [sys.executable, "-c", KILLED, repo.repo_id, repo.hub.url],
-        env=repo.hub.client_env(tmp_path / "second"),
-        check=True,
-    )
+    repo.hub.client(KILLED, repo.repo_id, repo.hub.url, home=tmp_path / "second")
     assert repo.nbytes_received() - received <= (4 - staged) * (shard + 1000)
     assert equal(repo.tensors(tmp_path / "cache"), values(tensors))
     assert repo.branches() == ["main", "resume"]
@@ -316,8 +313,7 @@ def test_killed_after_some_shards_a_rerun_elsewhere_sends_only_the_others(
 
 
 def _hubshard(hub: Hub, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hubshard", *map(str, arguments)]
-    return subprocess.run(command, env=hub.client_env(), capture_output=True, text=True, timeout=120, check=False)
+    return warm.run(["-m", "hubshard", *arguments], imports="client", env=hub.client_env(), timeout=120)
 
 
 def test_the_command_prints_what_it_did(repo: Repo, tmp_path: Path) -> None:
@@ -421,15 +417,8 @@ def test_a_sharded_run_is_promoted_and_loaded_by_plain_transformers_bit_by_bit(
     pytest.importorskip("transformers")
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
-    trained = subprocess.run(
-        [*torchrun, script, repo.repo_id, tmp_path, *options],
-        env=_quiet(repo.hub.client_env()),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    argv = [script, repo.repo_id, tmp_path, *options]
+    trained = warm.run(argv, imports="torch", ranks=world, env=_quiet(repo.hub.client_env()), timeout=280)
     assert trained.returncode == 0, trained.stdout[-2000:] + trained.stderr[-4000:]
     repo.put_files({"config.json": (tmp_path / "config.json").read_bytes()})
     done = run(repo, max_shard_size="500kB")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hubshard.steps.branch import StepBranch
+from tests import warm
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -85,9 +86,9 @@ def test_a_run_that_is_told_to_go_is_on_the_hub_and_goes_on_from_empty_disks(
         assert of_rank == expected
     assert StepBranch("org/run", token="hf_test", endpoint=hub.url).verify(step).problems == ()
 
-    with started(hub, tmp_path / "second", step + 3) as process:
-        output, _ = process.communicate(timeout=280)
-    assert process.returncode == 0, output[-3000:]
+    argv = [SCRIPT, tmp_path / "second", hub.url, str(step + 3)]
+    done = warm.run(argv, imports="torch", ranks=2, env=hub.client_env() | {"OMP_NUM_THREADS": "1"}, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
     for rank, of_rank in enumerate(found_by(tmp_path / "second")):
         assert (of_rank["restored"], of_rank["step"], of_rank["exit_code"]) == (step, step + 3, 0)
         assert of_rank["mine"] == (step + 3) * (rank + 1)
