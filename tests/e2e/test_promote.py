@@ -234,7 +234,7 @@ def test_a_step_that_cannot_be_promoted_changes_nothing(repo: Repo, tmp_path: Pa
         run(repo, local_dir=tmp_path)
     with pytest.raises(NotFoundError, match="no step 4 is saved; there are 3"):
         run(repo, local_dir=tmp_path, step=4)
-    with pytest.raises(NotFoundError, match="no step is saved"):
+    with pytest.raises(NotFoundError, match="nowhere does not exist"):
         run(repo, local_dir=tmp_path / "nowhere")
     with pytest.raises(FormatError, match="cannot be tagged"):
         run(repo, local_dir=tmp_path, create_pr=True, tag="v1")
