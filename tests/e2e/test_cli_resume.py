@@ -22,6 +22,7 @@ from hubshard.steps.step import encode_step, step_folder
 from hubshard.steps.writing import PieceStream, commit_step, stage_stream
 from hubshard.store.hub import HubStore
 from hubshard.tensors import Box, TensorSpec
+from tests import warm
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -68,15 +69,8 @@ def save(store: HubStore, number: int, *, branch: str = "resume", repeat: int = 
 
 
 def run(hub: Hub, *arguments: str | Path | int) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hubshard", "resume", *map(str, arguments)],
-        env=hub.client_env() | {"TZ": "UTC"},
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=240,
-        check=False,
-    )
+    argv = ["-m", "hubshard", "resume", *map(str, arguments)]
+    return warm.run(argv, imports="client", env=hub.client_env() | {"TZ": "UTC"})
 
 
 def printed(hub: Hub, *arguments: str | Path | int) -> str:
