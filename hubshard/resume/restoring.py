@@ -122,7 +122,7 @@ class Restorer:
     # Rank 0 looks for a step
 
     def _candidates(self, wanted: int | None) -> Iterator[_Candidate]:
-        place = None if self._hub is None else self._hub.look()
+        place = self._look()
         on_hub = set() if place is None else set(place.steps())
         on_disk, begun = self._local.numbers(), self._local.begun()
         there = self._there = on_hub | on_disk
@@ -141,6 +141,19 @@ class Restorer:
                 self._pass_over(number)
             else:
                 self._on_warning(number, "the save did not end")
+
+    def _look(self) -> BranchPlace | None:
+        try:
+            return None if self._hub is None else self._hub.look()
+        except StoreError as error:
+            newest = max(self._local.numbers(), default=None)
+            if newest is None or not error.retryable:
+                raise
+            raise StoreError(
+                f"{error.message}; the newest step on the disk is {newest}, the branch may have a newer one",
+                hint="wait for the Hub; or go on from the disk alone, with repo_id=None",
+                retryable=True,
+            ) from error
 
     def _copies(self, number: int, place: BranchPlace | None, *, is_on_disk: bool) -> Iterator[_Candidate]:
         """The step as the disks have it, with the branch for what they lack; then as the branch has it alone."""

@@ -417,6 +417,10 @@ def test_a_push_is_given_up_when_the_time_runs_out_and_the_step_is_on_the_disk(m
         branch.save(state(4), 4)
         branch.wait()  # and raises nothing: it would change what the process ends with
     assert branch.exit_code == 143
+    with run("fourth", **nobody) as branch:
+        branch._hub.max_retries = 0
+        why = fails(lambda: branch.restore(state(0)), StoreError)
+        assert "the newest step on the disk is 4" in why, why
     """
     out = _run(module_hub, code, "org/grace", tmp_path)
     assert "step 4: " in out
