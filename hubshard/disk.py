@@ -1,13 +1,16 @@
-"""What Python's files leave to their callers: reads and writes of exactly so many bytes, and names that are durable."""
+"""What Python's files leave to their callers: exactly so many bytes, names that are durable, disks that are full."""
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from io import RawIOBase
 from pathlib import Path
 
-__all__ = ["read_exactly", "sync_folder", "write_all"]
+__all__ = ["is_full", "read_exactly", "sync_folder", "write_all"]
+
+_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}  # not every system has quotas
 
 
 def read_exactly(file: RawIOBase, into: memoryview) -> int:
@@ -42,3 +45,8 @@ def sync_folder(*folders: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether it says that a disk is full, or the part of it that one user may take."""
+    return error.errno in _FULL

@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 
+from hubshard.disk import is_full
 from hubshard.errors import StoreError
 from hubshard.protocols import Buffer
 from hubshard.sizes import format_size
@@ -100,7 +101,7 @@ class Part:
         except OSError as error:
             if error.errno == errno.EFBIG:
                 hint = f"the disk, or the system (`ulimit -f`), takes no file of {format_size(self.nbytes)}"
-            elif error.errno in {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}:
+            elif is_full(error):
                 hint = f"free at least {format_size(self.nbytes - self.arrived_bytes)} there and run it again"
             else:
                 hint = "see to the folder, or pull to another one"

@@ -13,14 +13,13 @@ from tempfile import TemporaryDirectory
 from hubshard.errors import FormatError, StoreError
 from hubshard.readers import read_bytes
 from hubshard.sizes import READ_BYTES
-from hubshard.sources.model_config import config_of
+from hubshard.sources.model_config import MAX_CONFIG_BYTES, config_of
 from hubshard.store.opening import Opened, open_target
 from hubshard.target import RepoTarget, parse_target
 
 __all__ = ["Adapter", "find_adapter"]
 
 _CONFIG = "adapter_config.json"
-_MAX_CONFIG_BYTES = 16 * 2**20
 _FILES = (_CONFIG, "adapter_model.safetensors")
 
 
@@ -81,7 +80,7 @@ def find_adapter(
     prefix = f"{subfolder}/" if subfolder else ""
     for entry in opened.store.list(opened.at):
         if entry.path == prefix + _CONFIG:
-            if entry.nbytes > _MAX_CONFIG_BYTES:
+            if entry.nbytes > MAX_CONFIG_BYTES:
                 raise FormatError(f"{target.repo_id}: {entry.path} has {entry.nbytes} bytes, too many for a config")
             raw = read_bytes(opened.store, opened.at, entry.path, 0, entry.nbytes)
             return Adapter(_base(raw, target.repo_id), opened, prefix, None)

@@ -26,7 +26,7 @@ from hubshard.messages import brief
 from hubshard.paths import check_plain_path
 from hubshard.protocols import Source
 from hubshard.readers import read_bytes
-from hubshard.sources.model_config import config_of
+from hubshard.sources.model_config import MAX_CONFIG_BYTES, config_of
 from hubshard.store.local import LocalStore
 from hubshard.target import RepoTarget, parse_target
 
@@ -39,7 +39,6 @@ _CONFIG = "config.json"
 _GENERATION_CONFIG = "generation_config.json"
 _NO_NAME = "None"  # what transformers calls a model that is given no name
 _ADAPTER_CONFIG = "adapter_config.json"
-_MAX_SMALL_BYTES = 16 * 2**20
 _MAPS_THAT_MAY_USE_DISK = {"auto", "balanced", "balanced_low_0", "sequential"}
 
 
@@ -332,7 +331,7 @@ def _small_files(checkpoint: Checkpoint, *, with_code: bool) -> Iterator[Path | 
         for entry in store.list(at):
             path = entry.path.removeprefix(prefix)
             wanted = _is_small_config(path) or (with_code and path.endswith(".py"))
-            if entry.path.startswith(prefix) and wanted and entry.nbytes <= _MAX_SMALL_BYTES:
+            if entry.path.startswith(prefix) and wanted and entry.nbytes <= MAX_CONFIG_BYTES:
                 check_plain_path(entry.path, path="the repo")
                 target = Path(scratch) / path
                 target.parent.mkdir(parents=True, exist_ok=True)

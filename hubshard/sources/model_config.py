@@ -7,7 +7,10 @@ from typing import Any
 
 from hubshard.errors import FormatError
 
-__all__ = ["config_of", "config_with_dtype"]
+__all__ = ["MAX_CONFIG_BYTES", "config_of", "config_with_dtype"]
+
+MAX_CONFIG_BYTES = 16 * 2**20
+"""No config, generation config or code file of a model is larger."""
 
 _KEYS = ("dtype", "torch_dtype")  # older transformers wrote the second
 

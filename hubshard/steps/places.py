@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from hubshard.errors import FormatError, HubshardError, IncompleteError, IntegrityError, NotFoundError
+from hubshard.messages import listed
 from hubshard.protocols import Entry, Reader, Revision
 from hubshard.steps.reading import LOCAL, REMOTE, StepFolder
 from hubshard.steps.step import MANIFEST_NAME, NewerVersionError, Step, decode_step, step_folder, step_number
@@ -191,14 +192,16 @@ def _opened(folder: StepFolder, entries: Mapping[str, Entry]) -> OpenStep:
     _check_files(folder, step, entries)
     ignored = tuple(sorted(entries.keys() - step.file_of.keys() - {MANIFEST_NAME}))
     if ignored:
-        _LOG.warning("%s: not part of the step, and ignored: %s", folder.where, _named(ignored))
+        _LOG.warning("%s: not part of the step, and ignored: %s", folder.where, listed(ignored, most=_MOST_NAMED))
     return OpenStep(folder, step, hashlib.sha256(raw).hexdigest(), ignored)
 
 
 def _check_files(folder: StepFolder, step: Step, entries: Mapping[str, Entry]) -> None:
     missing = [file.name for file in step.files if file.name not in entries]
     if missing:
-        raise IncompleteError(f"{folder.where}: missing: {_named(missing)}", hint="restore an older step")
+        raise IncompleteError(
+            f"{folder.where}: missing: {listed(missing, most=_MOST_NAMED)}", hint="restore an older step"
+        )
     for file in step.files:
         entry = entries[file.name]
         if entry.nbytes != file.nbytes:
@@ -211,11 +214,6 @@ def _check_files(folder: StepFolder, step: Step, entries: Mapping[str, Entry]) -
                 f"{folder.where}/{file.name} has the sha256 {entry.sha256}, not {file.sha256} as the manifest says",
                 hint="restore an older step",
             )
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 # Where a writer or reader was told to go

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hubshard.disk import sync_folder, write_all
+from hubshard.disk import is_full, sync_folder, write_all
 from hubshard.errors import ConflictError, IntegrityError, StoreError
 from hubshard.protocols import Buffer, Revision, Staged, Store
 from hubshard.sizes import READ_BYTES
@@ -40,7 +40,6 @@ __all__ = [
 ]
 
 _BUFFERS_BEHIND = 4
-_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}  # Windows knows no quotas
 _OURS = re.compile(r"rank-[0-9]{5,}-[0-9]{5,}-[0-9a-f]{12}\.safetensors\Z")
 
 ReadPart = Callable[[Part, Box], Buffer]
@@ -205,7 +204,7 @@ def write_local(folder: Path, stream: PieceStream) -> Path:
         part.replace(path)
     except BaseException as error:
         part.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in _FULL:
+        if isinstance(error, OSError) and (is_full(error) or error.errno == errno.EFBIG):
             raise StoreError(
                 f"no room for {folder.name} on the disk of {folder.parent}: {error.strerror}",
                 hint="free some space, keep fewer steps, or choose another disk",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path, PurePosixPath
 
-from hubshard.disk import read_exactly, sync_folder
+from hubshard.disk import is_full, read_exactly, sync_folder
 from hubshard.errors import ConflictError, FormatError, IntegrityError, NotFoundError, StoreError
 from hubshard.paths import check_store_path
 from hubshard.protocols import Content, Entry, Revision, Staged
@@ -295,6 +294,5 @@ def _explained(root: Path) -> Iterator[None]:
             f"{error.filename} is not there (any more)", hint="did somebody change it? try again"
         ) from error
     except OSError as error:
-        full = error.errno in {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
-        hint = "free some space, or choose another disk" if full else None
+        hint = "free some space, or choose another disk" if is_full(error) else None
         raise StoreError(f"{error.filename or root}: {error.strerror or error}", hint=hint) from error
