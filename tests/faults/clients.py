@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.faults.proxy import Answer, Exchange, Fault
+from tests.faults.proxy import Answer, Exchange, Fault, Proxy
 
 __all__ = ["Clients", "Ended", "Victim", "clients"]
 
@@ -54,6 +54,10 @@ class Victim:
         self._known.wait(60)
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
+
+    def dies_at(self, proxy: Proxy, pattern: str, number: int, *, when: str) -> None:
+        """Have it die at the request of that number (from 1) which a proxy gets of a kind, "before" or "after" it."""
+        proxy.fail(pattern, *[Exchange.done] * (number - 1), self.before() if when == "before" else self.after())
 
     def before(self) -> Fault:
         """It dies, and the request is never done."""

@@ -17,7 +17,7 @@ import pytest
 
 from tests.faults.clients import Clients, Victim, clients
 from tests.faults.models import SHARD_BYTES, Repo, Weights, equal, new_repo, weights
-from tests.faults.proxy import Exchange, Proxy, proxied
+from tests.faults.proxy import Proxy, proxied
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -65,8 +65,7 @@ class Point:
 
     def arm(self, proxy: Proxy, victim: Victim) -> None:
         if self.pattern:
-            fault = victim.before() if self.when == "before" else victim.after()
-            proxy.fail(self.pattern, *[Exchange.done] * (self.number - 1), fault)
+            victim.dies_at(proxy, self.pattern, self.number, when=self.when)
 
     def timer(self, victim: Victim) -> threading.Timer:
         return threading.Timer(self.seconds or 1e6, victim.kill)

@@ -20,7 +20,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from tests.faults.clients import Clients, Victim, clients
 from tests.faults.models import Repo, equal, new_repo, read_folder, weights
-from tests.faults.proxy import Exchange, Proxy, proxied
+from tests.faults.proxy import Proxy, proxied
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -63,8 +63,7 @@ class Point:
 
     def arm(self, proxy: Proxy, victim: Victim) -> None:
         if self.pattern:
-            fault = victim.before() if self.when == "before" else victim.after()
-            proxy.fail(self.pattern, *[Exchange.done] * (self.number - 1), fault)
+            victim.dies_at(proxy, self.pattern, self.number, when=self.when)
 
 
 def boundaries(kind: str) -> list[Point]:
