@@ -15,6 +15,7 @@ import pytest
 from hubshard import __version__
 from hubshard.header import encode_header
 from hubshard.tensors import TensorSpec
+from tests import warm
 
 
 def _hubshard(
@@ -22,14 +23,7 @@ def _hubshard(
     code: str = "from hubshard.cli import main; main()",
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-        env={**os.environ, **environment},
-    )
+    return warm.run(["-c", code, *arguments], imports="client", env={**os.environ, **environment})
 
 
 @pytest.fixture
@@ -113,7 +107,8 @@ def test_a_missing_optional_package_is_named_with_the_extra_that_brings_it() -> 
         "        if name.split('.')[0] == 'starlette': raise ModuleNotFoundError(name=name)\n"
         "sys.meta_path.insert(0, Refuse())\nfrom hubshard.cli import main\nmain()"
     )
-    done = _hubshard("hub", "serve", "--root", "unused", code=code)
+    command = [sys.executable, "-c", code, "hub", "serve", "--root", "unused"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["Error: this needs the package starlette", 'Hint: pip install "hubshard[hub]"']
 
