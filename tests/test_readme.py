@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests import warm
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -61,8 +62,7 @@ def _as_python(language: str, body: str) -> str:
     "verb", ["publish", "pull", "inspect", "verify", "diff", "rollback", "demo", "hub serve", "hub gc"]
 )
 def test_every_option_that_is_named_with_a_verb_exists(verb: str) -> None:
-    command = [sys.executable, "-m", "hubshard", *verb.split(), "--help"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    text = warm.run(["-m", "hubshard", *verb.split(), "--help"], imports="client").stdout
     lines = re.findall(rf"hubshard {verb}\b.*", TEXT)
     assert lines
     assert {option for line in lines for option in re.findall(r"--[a-z-]+", line) if option not in text} == set()
