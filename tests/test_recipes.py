@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +10,7 @@ import yaml
 from huggingface_hub import HfApi
 
 import hubshard
+from tests import warm
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -36,15 +35,7 @@ LlamaForCausalLM(config).save_pretrained("base")
 
 def run(hub: Hub, recipe: str, *arguments: str, cwd: Path) -> str:
     """What a recipe prints."""
-    done = subprocess.run(
-        [sys.executable, str(RECIPES / recipe), *arguments],
-        cwd=cwd,
-        env=hub.client_env(cwd / "hf"),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = warm.run([RECIPES / recipe, *arguments], imports="torch", env=hub.client_env(cwd / "hf"), cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
