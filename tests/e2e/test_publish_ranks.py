@@ -17,6 +17,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.hf_api import RepoFile
 
 from hubshard.publish.ranks import owners_of
+from tests import warm
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -52,16 +53,15 @@ class Ranks:
         return [commit.title for commit in api.list_repo_commits(self.repo(name))]
 
 
-def on_ranks(world: int, hub: Hub, out: Path, *cases: str, xet: bool = True) -> Ranks:
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
-    done = subprocess.run(
-        [*run, SCRIPT, out, *cases],
-        env={**hub.client_env(xet=xet), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
+def on_ranks(world: int, hub: Hub, out: Path, *cases: str, xet: bool = True, torchrun: bool = False) -> Ranks:
+    env = {**hub.client_env(xet=xet), "OMP_NUM_THREADS": "1"}
+    if torchrun:
+        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
+        done = subprocess.run(
+            [*run, SCRIPT, out, *cases], env=env, capture_output=True, text=True, timeout=580, check=False
+        )
+    else:
+        done = warm.run([SCRIPT, out, *cases], imports="torch", ranks=world, env=env, timeout=580)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
     return Ranks(world, hub, [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(world)])
 
@@ -221,7 +221,7 @@ def test_a_rank_is_killed_the_others_end_by_themselves_and_the_next_run_sends_on
     assert len(kept) >= 4  # of both ranks
 
     hub.reset_counters()
-    ranks = on_ranks(2, hub, tmp_path, "resumed")
+    ranks = on_ranks(2, hub, tmp_path, "resumed", torchrun=True)
     assert ranks.files("killed") == ranks.files("killed-whole")
     sent = {path for found in ranks.found for path in found["sent again"]}
     assert not sent & kept
