@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hubshard.store.patience import Waits
 from tests.faults.proxy import Proxy, proxied
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process a further try comes after a twentieth of the time; that of a server's own word stays."""
+    before = Waits.before
+    monkeypatch.setattr(Waits, "before", lambda waits, retry: before(waits, retry) / 20)
 
 
 @pytest.fixture
