@@ -15,26 +15,32 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import warm
+
 if TYPE_CHECKING:
     from tests.conftest import Hub
 
 pytest.importorskip("torch")
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-LOOP = [sys.executable, str(RECIPES / "train_loop.py"), "--workers", "0"]
+LOOP = [str(RECIPES / "train_loop.py"), "--workers", "0"]
 STEPS = 60
 
 
 class Process:
     """A recipe under way, whose output is read from a file."""
 
-    def __init__(self, hub: Hub, command: Sequence[str], log: Path) -> None:
+    def __init__(self, hub: Hub, argv: Sequence[str], log: Path, *, ranks: int = 0, is_new: bool = False) -> None:
         self.log = log
         env = hub.client_env() | {"OMP_NUM_THREADS": "1"}
-        with log.open("wb") as out:
-            self._process = subprocess.Popen(
-                command, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-            )
+        self._process: warm.Started | subprocess.Popen[bytes]
+        if is_new:
+            with log.open("wb") as out:
+                self._process = subprocess.Popen(
+                    [sys.executable, *argv], env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                )
+        else:
+            self._process = warm.start(argv, log, imports="torch", env=env, ranks=ranks)
 
     @property
     def text(self) -> str:
@@ -122,29 +128,20 @@ def test_the_plain_loop_is_killed_told_to_go_and_moved_to_an_empty_machine_and_t
 
 
 def test_sharded_training_goes_on_on_as_many_ranks_and_on_one(module_hub: Hub, tmp_path: Path) -> None:
-    def command(ranks: int, steps: int) -> list[str]:
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        told = [
-            "--repo",
-            "org/sharded",
-            "--steps",
-            str(steps),
-            "--local-dir",
-            str(tmp_path / "steps"),
-            "--workers",
-            "0",
-        ]
-        return [*launch, str(RECIPES / "train_fsdp2.py"), *told]
+    def training(steps: int) -> list[str]:
+        told = ["--repo", "org/sharded", "--steps", str(steps), "--local-dir", str(tmp_path / "steps")]
+        return [str(RECIPES / "train_fsdp2.py"), *told, "--workers", "0"]
 
-    first = Process(module_hub, command(2, 40), tmp_path / "log-first")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    first = Process(module_hub, [*torchrun, *training(40)], tmp_path / "log-first", is_new=True)
     first.wait_until(lambda: has_step(module_hub, "org/sharded", 10))
     first.wait_for_step(13)
     first.kill()
     shutil.rmtree(tmp_path / "steps")
-    second = ends_well(Process(module_hub, command(2, 40), tmp_path / "log-second"))
+    second = ends_well(Process(module_hub, training(40), tmp_path / "log-second", ranks=2))
     assert begun(second)[0] >= 10
     assert losses(first.text, second).keys() == set(range(1, 41))  # those that were done again were the same
-    third = ends_well(Process(module_hub, command(1, 42), tmp_path / "log-third"))
+    third = ends_well(Process(module_hub, training(42), tmp_path / "log-third", ranks=1))
     assert begun(third) == [40]
     assert losses(third).keys() == {41, 42}
 
@@ -171,8 +168,8 @@ def test_on_a_spot_machine_a_crash_is_started_again_and_a_notice_stops_the_train
     module_hub: Hub, tmp_path: Path, calm: dict[int, str]
 ) -> None:
     notice = tmp_path / "notice"
-    training = [sys.executable, "-c", CRASH_ONCE, str(tmp_path / "crashed"), *loop("org/spot", tmp_path)[1:]]
-    command = [sys.executable, str(RECIPES / "train_on_spot.py"), "--notice-file", str(notice), "--", *training]
+    training = [sys.executable, "-c", CRASH_ONCE, str(tmp_path / "crashed"), *loop("org/spot", tmp_path)]
+    command = [str(RECIPES / "train_on_spot.py"), "--notice-file", str(notice), "--", *training]
     first = Process(module_hub, command, tmp_path / "first")
     first.wait_until(lambda: len(begun(first.text)) == 1)
     assert "the training ended with 1; it is started again, 4 more times at most" in first.text
