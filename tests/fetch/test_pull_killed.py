@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +13,7 @@ import pytest
 from hubshard.fetch.hf_cache import CacheLayout
 from hubshard.fetch.parts import PIECE_BYTES
 from hubshard.fetch.pulling import pull_from
+from tests import warm
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="SIGKILL")
 
@@ -39,8 +38,7 @@ def test_killed_at_any_step_a_reader_sees_the_old_or_the_new_and_the_rerun_compl
     tmp_path: Path, kind: str, change: str
 ) -> None:
     program = Path(__file__).with_name("kill_everywhere.py")
-    command = [sys.executable, str(program), kind, str(tmp_path), change]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    done = warm.run([program, kind, tmp_path, change], imports="client", timeout=280)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert seen["mixtures"] == 0
@@ -57,9 +55,7 @@ def test_after_a_kill_no_more_than_the_pieces_in_flight_are_fetched_again(
     memory: ModuleType, tmp_path: Path, piece: int
 ) -> None:
     arguments = [str(Path(__file__).parent), str(tmp_path), str(piece * PIECE_BYTES), str(WORKERS)]
-    killed = subprocess.run(
-        [sys.executable, "-c", DIE_AT_A_PIECE, *arguments], capture_output=True, text=True, check=False, timeout=120
-    )
+    killed = warm.run(["-c", DIE_AT_A_PIECE, *arguments], imports="client", timeout=120)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     files = memory.REVISIONS["six pieces"]()
     hub = memory.MemoryHub()
