@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 from hubshard.errors import StoreError
 from hubshard.messages import one_line
 
-__all__ = ["gloo_backend", "reason_of", "shared_store"]
+__all__ = ["gloo_backend", "reason_of", "set_limit", "shared_store"]
 
 _MOST_CHARACTERS = 200
 
@@ -55,8 +55,13 @@ def gloo_backend(name: str, rank: int, size: int, *, meet_seconds: float, limit_
             f"rank {rank} cannot connect to the other {size - 1}: {reason_of(error)}",
             hint="see what became of them; then start again",
         ) from error
-    backend._set_default_timeout(timedelta(seconds=limit_seconds))  # noqa: SLF001  # as torch itself does
+    set_limit(backend, limit_seconds)
     return backend
+
+
+def set_limit(backend: Any, limit_seconds: float) -> None:
+    """Set for how long the next operations of a backend may last."""
+    backend._set_default_timeout(timedelta(seconds=limit_seconds))  # noqa: SLF001  # as torch itself does
 
 
 def reason_of(error: BaseException) -> str:

@@ -240,6 +240,8 @@ class RankGroup:
                 self._say_end(rank)
         if self._partners - self._gone.keys():
             self._mailbox.join(self._limit_seconds)
+        if not self._mailbox.is_alive():
+            self._backend = None  # which closes the connections
 
     # How
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from hubshard.errors import HubshardError
-from hubshard.ranks.gloo import gloo_backend, reason_of, shared_store
+from hubshard.ranks.gloo import gloo_backend, reason_of, set_limit, shared_store
 from hubshard.ranks.telling import error_of, plain_error, told_bytes, told_value
 from hubshard.resume.agreement import StepAgreement
 from hubshard.resume.ranks import LostRankError, check_alone
@@ -33,6 +33,7 @@ _LOG = logging.getLogger("hubshard")
 _LONG_WAIT_SECONDS = 30.0
 _MEET_SECONDS = 1800.0  # as torch.distributed waits
 _LIMIT_SECONDS = 2 * 24 * 3600.0  # an upload may take its time; a rank that dies closes its connections at once
+_PART_SECONDS = 60.0
 _MADE: Counter[str] = Counter()  # teams per process group, in this process
 
 
@@ -112,12 +113,14 @@ class Team:
         return make
 
     def part(self) -> None:
-        """Wait for the others to come here too, or to be gone, before this process may end.
+        """Wait a while for the others to come here too, or to be gone, before this process may end.
 
         It may be the one that keeps the store, into which the others look after each of their last steps.
         """
         with suppress(LostRankError):
-            self.any_of([False])
+            if self._wire is not None:
+                self._wire.limit(_PART_SECONDS)
+                self._wire.any_of([False])
 
     def close(self) -> None:
         """Cut the wire."""
@@ -189,6 +192,11 @@ class _Wire:
         self._says = says
         self._why = ""
         self._backend = gloo_backend(name, rank, size, meet_seconds=_MEET_SECONDS, limit_seconds=_LIMIT_SECONDS)
+
+    def limit(self, limit_seconds: float) -> None:
+        """Wait no longer for the others from now on."""
+        with self._to_the_end():
+            set_limit(self._backend, limit_seconds)
 
     def any_of(self, flags: Sequence[bool]) -> list[bool]:
         """See `Team.any_of`."""

@@ -120,6 +120,20 @@ def test_where_a_rank_is_gone_every_other_learns_it_also_one_that_waits_for_a_th
     assert on_ranks(3, act) == [None if rank == lost else "told" for rank in range(3)]
 
 
+def test_ranks_that_part_do_not_wait_for_ever_for_one_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hubshard.resume.team._PART_SECONDS", 0.2)
+    has_left = threading.Event()
+
+    def act(team: Team) -> Any:
+        if team.rank == 1:
+            return has_left.wait(60)
+        team.part()
+        has_left.set()
+        return "left"
+
+    assert on_ranks(2, act) == ["left", True]
+
+
 def test_a_rank_that_leaves_in_the_middle_keeps_nobody_waiting() -> None:
     def act(team: Team) -> Any:
         def leave(found: list[None]) -> None:
