@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from hubshard.header import encode_header
 from hubshard.lazy import Checkpoint, from_pretrained, open_checkpoint
 from hubshard.protocols import Buffer
 from hubshard.tensors import Box, TensorSpec
+from tests import warm
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -122,8 +121,7 @@ def test_a_disk_that_runs_full_costs_the_cache_its_growth_and_nothing_else(tmp_p
     print(len(cached._kept))
     """
     (tmp_path / "cache").mkdir()
-    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path), str(tmp_path / "cache")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = warm.run(["-c", textwrap.dedent(code), tmp_path, tmp_path / "cache"], imports="torch")
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == 4
 
