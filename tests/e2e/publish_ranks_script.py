@@ -248,6 +248,8 @@ def refusals() -> None:
     FOUND["alone"] = "" if rank else refused(model, repo("refused"), stall_seconds=0.25)
     dist.barrier()
     FOUND["options"] = refused(model, repo("refused"), max_shard_size="4kB" if rank else "8kB")
+    FOUND["dry on one"] = refused(model, repo("refused"), dry_run=rank == 0)
+    FOUND["other hub"] = refused(model, repo("refused"), endpoint="http://127.0.0.1:9" if rank else None)
     FOUND["model"] = refused({"a": next(model.parameters())} if rank == 1 else model, repo("refused"))
     for failing in (0, 1):
 
