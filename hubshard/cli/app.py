@@ -35,7 +35,7 @@ _EXTRAS = {"torch": "torch", "numpy": "torch", "transformers": "transformers", "
 
 app = typer.Typer(
     name="hubshard",
-    help="Publish models to the Hugging Face Hub in shards, pull them back, look into them.",
+    help="Publish models to the Hugging Face Hub in shards, pull them, look into them, and resume training runs.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # help texts hold brackets that are no markup
@@ -65,7 +65,7 @@ def options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Publish models to the Hugging Face Hub in shards, pull them back, look into them."""
+    """Publish models to the Hugging Face Hub in shards, pull them, look into them, and resume training runs."""
     if "HF_ENDPOINT" in os.environ:
         check_endpoint(os.environ["HF_ENDPOINT"])  # huggingface_hub's import fails with a traceback on some
 

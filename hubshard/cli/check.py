@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,7 +28,7 @@ def verify(
     quiet: Quiet = False,
     events: Events = None,
 ) -> None:
-    """Read every file once: its size, its hash, every tensor of the index. Exit status 1 where something is wrong."""
+    """Read every file once and check it. Size, hash, every tensor of the index; exit status 1 if something is wrong."""
     from hubshard.cli.progress import reporting
     from hubshard.report import verify as run
 
@@ -38,9 +39,11 @@ def verify(
     else:
         for problem in found.problems:
             typer.echo(f"{problem.path}: {problem.what}" if problem.path else problem.what)
+        at = "" if Path(target).exists() else f" at {found.commit}"
+        unknown = f", {found.unknown:,} without a known hash (--against REPO has one)" if found.unknown else ""
         typer.echo(
-            f"{found.tensors:,} tensors, {format_size(found.nbytes)} at {found.commit}: {found.files} file(s) checked "
-            f"by hash, {found.unknown} whose hash nobody promises, {len(found.problems)} problem(s)"
+            f"{found.tensors:,} tensors, {format_size(found.nbytes)}{at}: {found.files:,} file(s) checked by hash"
+            f"{unknown}, {len(found.problems):,} problem(s)"
         )
     if not found.ok:
         raise typer.Exit(1)
@@ -55,7 +58,7 @@ def diff(
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Compare two checkpoints tensor by tensor, whatever shards they lie in."""
+    """Compare two checkpoints tensor by tensor, whatever their shards. Exit status 0 whether or not they differ."""
     from hubshard.report import diff as run
 
     found = run(a, b, variant=variant, token=token)

@@ -63,10 +63,12 @@ def a_directory(text: str) -> Path:
     return path
 
 
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit; main where it is not given.")]
-Variant = Annotated[str | None, typer.Option(help="As in model.fp16.safetensors.")]
-ExpectedHead = Annotated[str | None, typer.Option(help="Refuse unless the branch is at this commit.")]
-Token = Annotated[str | None, typer.Option(help="A User Access Token; otherwise HF_TOKEN or `hf auth login`.")]
+Revision = Annotated[str | None, typer.Option(metavar="REV", help="Branch, tag or commit; main where it is not given.")]
+Variant = Annotated[str | None, typer.Option(metavar="NAME", help="As in model.fp16.safetensors.")]
+ExpectedHead = Annotated[str | None, typer.Option(metavar="COMMIT", help="Refuse unless the branch is at this commit.")]
+Token = Annotated[
+    str | None, typer.Option(metavar="TOKEN", help="A User Access Token; otherwise HF_TOKEN or `hf auth login`.")
+]
 RepoType = Annotated[Kind, typer.Option("--repo-type", help="Models only; taken for likeness to `hf`.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; stdout has the result only.")]
@@ -83,7 +85,9 @@ StallSeconds = Annotated[
 ]
 MinRate = Annotated[
     str | None,
-    typer.Option(help="Give up, with exit status 3, when fewer bytes a second move over a minute, such as 10MB."),
+    typer.Option(
+        metavar="SIZE", help="Give up, with exit status 3, when fewer bytes a second move over a minute, such as 10MB."
+    ),
 ]
 
 

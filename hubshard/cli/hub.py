@@ -67,7 +67,7 @@ def gc(
     grace_hours: Annotated[float, typer.Option(min=0, help="Uploads that no commit names are spared so long.")] = 24.0,
     as_json: Json = False,
 ) -> None:
-    """Remove what no repo can reach any more; safe beside a running server."""
+    """Remove what no repo can reach any more. Safe beside a running server."""
     from hubshard.hubserver import gc as collect
 
     report = collect(root, grace_hours * 3600)

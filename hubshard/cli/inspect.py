@@ -27,7 +27,7 @@ def inspect(
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Show shards, dtypes and tensors; reads the index and the header of each shard, no tensor."""
+    """Show shards, dtypes and tensors. Reads the index and the header of each shard, no tensor."""
     from hubshard.cli.progress import reporting
     from hubshard.lazy import open_checkpoint
 

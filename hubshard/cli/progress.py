@@ -80,8 +80,8 @@ def totals_of(then: OnEvent) -> Iterator[tuple[OnEvent, list[Totals]]]:
     yield on_event, found
 
 
-def print_totals(totals: Totals) -> None:
-    """A short table of the sums on stderr."""
+def print_totals(totals: Totals, *, fetched: bool = False) -> None:
+    """A short table of the sums on stderr, of what was fetched or sent."""
     columns = {
         "sent": format_size(totals.sent_bytes),
         "received": format_size(totals.received_bytes),
@@ -91,7 +91,7 @@ def print_totals(totals: Totals) -> None:
         "wall": f"{totals.seconds:.1f} s",
         "mean rate": f"{format_size(totals.bytes_per_second)}/s",
     }
-    idle = {"received"} if totals.sent_bytes or not totals.received_bytes else {"sent", "deduplicated"}
+    idle = {"sent", "deduplicated"} if fetched else {"received"}
     shown = {name: value for name, value in columns.items() if name not in idle}
     print_table([f">{name}" for name in shown], [list(shown.values())], stderr=True)
 
@@ -103,7 +103,7 @@ def print_fetched(path: Path, totals: Totals, *, as_json: bool, quiet: bool) -> 
         return
     typer.echo(path)
     if not quiet:
-        print_totals(totals)
+        print_totals(totals, fetched=True)
 
 
 def totals_record(totals: Totals) -> dict[str, object]:

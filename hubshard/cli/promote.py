@@ -88,7 +88,7 @@ def promote(
     quiet: Quiet = False,
     events: Events = None,
 ) -> None:
-    """Publish the model of a saved training step, read by ranges: no torch, no training machine."""
+    """Publish the model of a saved training step. It is read by ranges: no torch, no training machine."""
     from hubshard.cli.progress import print_totals, reporting, totals_of, totals_record
     from hubshard.promotion import promote as run
 

@@ -66,11 +66,17 @@ def publish(
     private: Private = None,
     expected_head: ExpectedHead = None,
     message: Title = None,
-    include: Annotated[list[str] | None, typer.Option(help="Patterns of other files to take along.")] = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="Patterns of files to leave behind.")] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Pattern of other files to take along; may be given again."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Pattern of files to leave behind; may be given again.")
+    ] = None,
     staging: StagingOption = Staging.branch,
     staging_batch_size: Annotated[
-        str, typer.Option(help="Bytes of finished shards that may wait for a commit on the staging branch.")
+        str,
+        typer.Option(metavar="SIZE", help="Bytes of finished shards that may wait for a commit on the staging branch."),
     ] = "256MB",
     scratch: Annotated[
         Path | None,
@@ -95,7 +101,7 @@ def publish(
     quiet: Quiet = False,
     events: Events = None,
 ) -> None:
-    """Publish a model in shards: one commit that readers see whole or not at all."""
+    """Publish a model in shards, by one commit. Readers see it whole or not at all."""
     from hubshard.cli.progress import print_totals, reporting, totals_of, totals_record
     from hubshard.publish import push_to_hub
 
@@ -103,7 +109,7 @@ def publish(
         _abandon(source, repo, revision=revision, token=token, as_json=as_json)
         return
     if repo is None:
-        raise typer.BadParameter("give SOURCE and REPO", param_hint="REPO")
+        raise typer.BadParameter("it is missing, as in `hubshard publish ./my-model org/name`", param_hint="REPO")
     limits = limits_of(max_retries, stall_seconds, min_rate)
     with (
         reporting(quiet=quiet, events=events, limits=limits, note=_NOTE) as then,

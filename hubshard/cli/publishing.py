@@ -37,20 +37,33 @@ class Staging(str, Enum):
     none = "none"
 
 
-Branch = Annotated[str, typer.Option(help="Branch to publish to.")]
-MaxShardSize = Annotated[str, typer.Option(help="Bound per shard, header included: 5GB, 512MiB.")]
-Dtype = Annotated[str | None, typer.Option(help="Cast floating tensors, e.g. to bfloat16; needs torch.")]
-Tag = Annotated[str | None, typer.Option(help="Tag the new commit.")]
+Branch = Annotated[str, typer.Option(metavar="BRANCH", help="Branch to publish to.")]
+MaxShardSize = Annotated[str, typer.Option(metavar="SIZE", help="Bound per shard, header included: 5GB, 512MiB.")]
+Dtype = Annotated[
+    str | None, typer.Option(metavar="DTYPE", help="Cast floating tensors, e.g. to bfloat16; needs torch.")
+]
+Tag = Annotated[str | None, typer.Option(metavar="NAME", help="Tag the new commit.")]
 MoveTag = Annotated[bool, typer.Option("--move-tag", help="The tag may exist already and is moved.")]
 CreatePr = Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")]
-Private = Annotated[bool | None, typer.Option("--private/--public", help="Visibility of a repo that is made.")]
-Title = Annotated[str | None, typer.Option("--commit-message", "--message", "-m", help="Title.")]
+Private = Annotated[
+    bool | None,
+    typer.Option("--private/--public", help="Visibility of a repo that is made; else the Hub's default for its owner."),
+]
+Title = Annotated[
+    str | None, typer.Option("--commit-message", "--message", "-m", metavar="TEXT", help="Title of the commit.")
+]
 StagingOption = Annotated[
-    Staging, typer.Option(help="branch: finished shards are kept, so that a killed run goes on anywhere.")
+    Staging,
+    typer.Option(
+        help="branch: finished shards wait on one, so that a killed run goes on anywhere; none: nothing is kept."
+    ),
 ]
 Streams = Annotated[
     int | None,
-    typer.Option(min=1, help="Shards sent at once, for fast lines: each takes 256 MB, and a kill costs it."),
+    typer.Option(
+        min=1,
+        help="Large shards sent at once, one where it is not given: each takes up to 256 MB, and a kill costs it.",
+    ),
 ]
 PlanOnly = Annotated[bool, typer.Option("--dry-run", help="Print the shard plan; touch nothing.")]
 

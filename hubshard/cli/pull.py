@@ -55,7 +55,7 @@ def pull(
     quiet: Quiet = False,
     events: Events = None,
 ) -> None:
-    """Fetch a model: resumed after a kill, every file checked by its SHA-256. Prints where it is."""
+    """Fetch a model, every file checked by its SHA-256. Goes on after a kill; prints where it is."""
     from hubshard.cli.progress import print_fetched, reporting, totals_of
     from hubshard.fetch import pull as fetch
 

@@ -55,7 +55,7 @@ def branch_of(repo: str, branch: str | None, token: str | None, on_event: OnEven
 @resume.command("list")
 @interruptible("nothing was changed.", at_once=True)
 def list_steps(repo: Repo, *, branch: Branch = None, token: Token = None, as_json: Json = False) -> None:
-    """List the steps, oldest first: their sizes, and whether they can be restored."""
+    """List the steps, their sizes, and whether they can be restored. Oldest first."""
     from hubshard.cli.progress import reporting
     from hubshard.cli.tables import print_table
 
@@ -158,7 +158,7 @@ def pull(
     quiet: Quiet = False,
     events: Events = None,
 ) -> None:
-    """Fetch a step, every byte checked, to where ResumeBranch and HubReader find it. Prints where it is."""
+    """Fetch a step, every byte checked. ResumeBranch and HubReader find it there; prints where it is."""
     from hubshard.cli.progress import print_fetched, reporting, totals_of
 
     with reporting(quiet=quiet, events=events, note=_PULL_NOTE) as then, totals_of(then) as (on_event, totals):
@@ -213,7 +213,10 @@ def squash(
     quiet: Quiet = False,
     events: Events = None,
 ) -> None:
-    """Drop the branch's history, and delete for good the files of steps that no branch, tag or pull request names."""
+    """Drop the branch's history, to free the storage of old steps.
+
+    The files of steps that no branch, tag or pull request names are deleted for good.
+    """
     from hubshard.cli.progress import reporting
 
     with reporting(quiet=quiet, events=events) as on_event:
@@ -237,7 +240,7 @@ def rollback(
     as_json: Json = False,
     events: Events = None,
 ) -> None:
-    """Remove all steps after one, in one commit, so that the next run goes on from there. History keeps them."""
+    """Remove all steps after one, so that a run goes on from it. One commit; history keeps them."""
     from hubshard.cli.progress import reporting
 
     with reporting(quiet=as_json, events=events) as on_event:
@@ -327,7 +330,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _brief(value: object) -> str:
-    text = repr(value)
+    text = repr(value[0] if isinstance(value, tuple) and len(value) == 1 else value)  # of the only rank
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 

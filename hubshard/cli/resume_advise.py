@@ -47,7 +47,7 @@ def advise(
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Weigh what saving costs against what failures lose: a table and a chart, best marked (Young 1974, Daly 2006)."""
+    """Weigh what saving costs against what failures lose. A table and a chart, best marked (Young 1974, Daly 2006)."""
     if repo is not None and step_seconds is None:
         step_seconds = _seconds_per_step(repo, token)
     advice = find(

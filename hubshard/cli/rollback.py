@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hubshard.cli.common import Events, ExpectedHead, Json, Token, echo_json, interruptible
+from hubshard.cli.publishing import Title
 from hubshard.sizes import format_size
 
 __all__ = ["rollback"]
@@ -17,15 +18,15 @@ __all__ = ["rollback"]
 def rollback(
     repo: Annotated[str, typer.Argument(help="org/name on the Hub.")],
     *,
-    to: Annotated[str, typer.Option(help="Branch, tag or commit whose files are wanted again.")],
-    revision: Annotated[str, typer.Option(help="The branch that gets them.")] = "main",
+    to: Annotated[str, typer.Option(metavar="REV", help="Branch, tag or commit whose files are wanted again.")],
+    revision: Annotated[str, typer.Option(metavar="BRANCH", help="The branch that gets them.")] = "main",
     expected_head: ExpectedHead = None,
-    message: Annotated[str | None, typer.Option("--commit-message", "--message", "-m", help="Title.")] = None,
+    message: Title = None,
     token: Token = None,
     as_json: Json = False,
     events: Events = None,
 ) -> None:
-    """Give a branch the files of an earlier revision, by one new commit; nothing large is sent, history stays."""
+    """Give a branch the files of an earlier revision. One new commit; nothing large is sent, history stays."""
     from hubshard.cli.progress import reporting
     from hubshard.history import rollback as run
 
