@@ -227,4 +227,4 @@ def _notes(source: StepSource, paths: Container[str]) -> Iterator[str]:
         part = f"{source.part}.module" if source.part else "module"
         yield f"all names begin with {_DISTRIBUTED!r}, as DistributedDataParallel saves them: is part={part!r} meant?"
     if _CONFIG not in paths:
-        yield f"the repo has no {_CONFIG}, which transformers asks for: give the model's config as a companion"
+        yield f"the repo has no {_CONFIG}, which transformers asks for: `companions=` or `hf upload` put it there"

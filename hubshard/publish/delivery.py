@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -69,7 +69,7 @@ class Published:
     url: str | None
     pr_url: str | None
     tag: str | None
-    plan: ShardPlan
+    plan: ShardPlan = field(repr=False)  # of every tensor: too long to print
     changed: bool
     total_bytes: int
     sent_bytes: int = 0

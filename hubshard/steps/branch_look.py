@@ -85,7 +85,7 @@ class BranchLook:
         if head is None:
             raise NotFoundError(
                 f"{self._store.repo_id} has no branch {self._branch!r}",
-                hint="look at its branches; was anything saved?",
+                hint="has the run saved a step? If to a branch of another name, give that",
             )
         return head
 

@@ -93,7 +93,7 @@ class LocalPlace:
         store = LocalStore(path)
         at = store.head("main")
         if at is None:
-            raise NotFoundError(f"{path} does not exist", hint="look which steps there are")
+            raise NotFoundError(f"{path} does not exist", hint="see `hubshard resume list`")
         return _opened(StepFolder(store, at, "", str(path), LOCAL), {entry.path: entry for entry in store.list(at)})
 
 
@@ -141,7 +141,7 @@ class BranchPlace:
         """See `Place`."""
         folder = step_folder(step)
         if step not in self._folders:
-            raise NotFoundError(f"{self._where}: there is no {folder}", hint="look which steps there are")
+            raise NotFoundError(f"{self._where}: there is no {folder}", hint="see `hubshard resume list`")
         at = StepFolder(self._store, self.at, f"{folder}/", f"{self._where}/{folder}", REMOTE)
         return _opened(at, self._folders[step])
 

@@ -24,7 +24,8 @@ class LoneFile:
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
-            raise NotFoundError(f"{path} is no file", hint="give a directory, a .safetensors file or org/name")
+            what = "is no file" if path.exists() else "does not exist"
+            raise NotFoundError(f"{path} {what}", hint="give a directory, a .safetensors file or org/name")
         self.path = path
 
     def head(self, branch: str) -> Revision | None:
