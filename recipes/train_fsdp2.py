@@ -74,7 +74,7 @@ def train(repo_id: str, *, steps: int, local_dir: str, workers: int) -> int:
     with hubshard.ResumeBranch(repo_id, local_dir=local_dir, every=10) as branch:
         step = branch.restore(state)
         if dist.get_rank() == 0:
-            print("going on from step", step, flush=True)
+            print("starting anew" if step is None else f"going on from step {step}", flush=True)
         while state.step < steps and not branch.should_stop(state.step):
             for seen, wanted in loader:  # what is left of the epoch
                 loss = model(seen.to(device), wanted.to(device)) * loader.weight

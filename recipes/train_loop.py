@@ -58,7 +58,8 @@ def train(repo_id: str, *, steps: int, local_dir: str, workers: int) -> int:
     state = hubshard.TrainState(model=model, optimizer=optimizer, scheduler=scheduler, data=loader)
 
     with hubshard.ResumeBranch(repo_id, local_dir=local_dir, every=10) as branch:
-        print("going on from step", branch.restore(state), flush=True)
+        step = branch.restore(state)
+        print("starting anew" if step is None else f"going on from step {step}", flush=True)
         while state.step < steps and not branch.should_stop(state.step):
             total = 0.0
             for seen, wanted in loader:  # what is left of the epoch
