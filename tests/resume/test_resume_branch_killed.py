@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests import warm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,8 +23,7 @@ PROGRAM = Path(__file__).with_name("kill_branch.py")
 
 
 def _seen(tmp_path: Path, *arguments: str, env: Mapping[str, str] | None = None) -> dict[str, int]:
-    command = [sys.executable, str(PROGRAM), str(tmp_path), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=590, env=env)
+    done = warm.run([PROGRAM, tmp_path, *arguments], imports="torch", env=env, timeout=590)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
     seen: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     assert seen["old"] + seen["new"] == seen["steps"]
