@@ -139,7 +139,7 @@ def test_memory_stays_small_while_a_large_file_goes_through(hub: Hub) -> None:
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        _through(api, nbytes=400 << 20)
+        _through(api, nbytes=240 << 20)
     finally:
         done.set()
         watcher.join()
