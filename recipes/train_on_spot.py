@@ -12,11 +12,11 @@ started again here and goes on from its last step.
 from __future__ import annotations
 
 import argparse
+import http.client
 import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ def is_noticed(file: str | None, url: str | None) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=2):  # noqa: S310  # the operator's own URL
             return True
-    except urllib.error.URLError:
+    except (OSError, http.client.HTTPException):  # 404, or nobody answers just now
         return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from huggingface_hub import HfApi
 
 import hubshard
 from tests import warm
+from tests.faults.proxy import Proxy, drop, say
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -68,6 +70,17 @@ def test_a_script_publishes_once_and_gives_way_to_who_was_faster(module_hub: Hub
     assert f"unchanged {commit}, 0 bytes sent" in second
     with pytest.raises(AssertionError, match="somebody was faster"):
         run(module_hub, "push_from_script.py", *options, "--seed", "1", "--expected-head", "0" * 40, cwd=tmp_path)
+
+
+def test_a_notice_is_a_url_that_answers_and_nothing_else_ends_the_watch() -> None:
+    is_noticed = runpy.run_path(str(RECIPES / "train_on_spot.py"))["is_noticed"]
+    proxy = Proxy(1)
+    try:
+        proxy.fail("GET", say(404), drop, say(200))
+        assert [is_noticed(None, f"{proxy.url}/notice") for _ in range(3)] == [False, False, True]
+    finally:
+        proxy.close()
+    assert not is_noticed(None, f"{proxy.url}/notice"), "nobody listens any more"
 
 
 def test_every_recipe_is_listed_and_every_listed_one_exists() -> None:
