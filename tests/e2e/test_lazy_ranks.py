@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests import warm
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -98,15 +98,9 @@ def place(request: pytest.FixtureRequest, folder: Path) -> Place:
 def on_ranks(world: int, place: Place, code: str, tmp_path: Path) -> list[Any]:
     script = tmp_path / "rank.py"
     script.write_text(COUNTED + textwrap.dedent(code))
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
-    done = subprocess.run(
-        [*run, script, place.folder, place.repo, tmp_path],
-        env={**place.env, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    argv = [script, place.folder, place.repo, tmp_path]
+    env = {**place.env, "OMP_NUM_THREADS": "1"}
+    done = warm.run(argv, imports="torch", ranks=world, env=env, timeout=280)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((tmp_path / f"rank{rank}.out").read_text()) for rank in range(world)]
 
