@@ -129,6 +129,10 @@ def promote(
     layout = Layout(parse_size(max_shard_size), variant, None if dtype is None else parse_float_dtype(dtype))
     if local_dir is not None and resume_repo_id is not None:
         raise FormatError(f"steps lie in {local_dir} or in {resume_repo_id}, not in both", hint="leave one out")
+    if local_dir is None and (resume_repo_id or repo_id, branch) == (repo_id, revision):
+        raise FormatError(
+            f"{revision!r} holds the steps, and would be published to", hint="name another revision, such as main"
+        )
     to = Delivery(
         repo_id=repo_id,
         revision=revision,

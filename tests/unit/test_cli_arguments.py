@@ -85,6 +85,7 @@ def test_an_empty_path_is_not_the_current_directory(
         (["verify", ".", "--revision", ""], ". is a path, which has no revision ''"),
         (["rollback", "org/name", "--to", "v1", "--revision", " "], "an empty text is no revision"),
         (["promote", "org/name", "--branch", ""], "an empty text is no revision"),
+        (["promote", "org/name", "--revision", "resume"], "'resume' holds the steps, and would be published to"),
         (["promote", "org/name", "--resume-repo", ""], "'' is no repo id"),
         (["promote", "org/name", "--local-dir", "nothing"], "nothing does not exist"),
         (["promote", "org/name", "--local-dir", "."], ". holds no steps"),
