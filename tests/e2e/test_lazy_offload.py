@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests import warm
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -86,9 +87,7 @@ def layer_bytes(folder: Path, dtype_bytes: int = 4) -> int:
 
 
 def python(code: str, *arguments: str | Path) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD + code, *map(str, arguments)], capture_output=True, text=True, check=False
-    )
+    done = warm.run(["-c", BUILD + code, *arguments], imports="torch")
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
