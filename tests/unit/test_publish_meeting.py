@@ -58,8 +58,11 @@ class Kept:
     def __init__(self, store: Any) -> None:
         self._store = store
         self.is_gone = False
+        self.is_asked = threading.Event()
 
     def __getattr__(self, name: str) -> Any:
+        if name == "check":
+            self.is_asked.set()
         if self.is_gone:
             raise RuntimeError("connection refused")
         return getattr(self._store, name)
@@ -73,9 +76,10 @@ def test_replicas_learn_what_became_of_it_before_rank_0_ends_and_the_store_with_
     found: list[Published | HubshardError] = []
 
     def lead() -> None:
+        assert kept.is_asked.wait(30)  # the two count their calls alike, and here in one process
         replicas = Replicas(kept, 0, limit_seconds=20, wait_seconds=20)
         replicas.agree("this")
-        waits.wait()
+        assert waits.wait(30)
         if fails:
             replicas.give_up(ConflictError("it moved", hint="look"))
         else:
