@@ -12,6 +12,7 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, httpx
 
 from hubshard.errors import FormatError, StoreError
+from hubshard.store.forks import fork_without_session
 from hubshard.store.hub_errors import translated, understood
 from hubshard.store.patience import Patience
 from hubshard.target import check_endpoint, check_repo_id, check_text
@@ -34,6 +35,8 @@ _STALLS = 2.0
 _AUTHORIZATION = re.compile(r"Bearer [!-~]+")
 _answered: set[tuple[str, str, int | None]] = set()  # servers that this process has had an answer from
 _URL_PREFIXES = {"model": "", "dataset": "datasets/", "space": "spaces/"}
+
+fork_without_session()
 
 
 class HubClient:
