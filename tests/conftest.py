@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import textwrap
 from contextlib import ExitStack, closing, contextmanager
@@ -37,6 +38,12 @@ TOKEN = "hf_test"
 
 _CLIENT_SECONDS = 240
 _TORCH = re.compile(r"^\s*(import|from) .*\b(torch|transformers|hubshard\.lazy)\b", re.MULTILINE)
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C end the processes of the tests, also where a shell runs these in its background, and ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
