@@ -19,6 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.bench.bench_resume_save import after_a_step, status_bytes
+
 WIDTH = 2048
 
 
@@ -32,23 +35,13 @@ def make_state(nbytes: int) -> dict[str, Any]:
     for layer in model:
         fully_shard(layer)
     fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, 1e-3)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return {"model": model, "optimizer": optimizer}
+    return after_a_step(model)
 
 
 def held_bytes(state: dict[str, Any]) -> int:
     """Bytes of the shares of this rank."""
     tensors = [*state["model"].parameters(), *(v for held in state["optimizer"].state.values() for v in held.values())]
     return sum(getattr(t, "_local_tensor", t).nbytes for t in tensors)
-
-
-def status_bytes(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 def rank_main(do: str, nbytes: int, folder: str) -> None:

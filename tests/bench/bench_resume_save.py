@@ -54,6 +54,11 @@ def make_state(mb: int, seed: int = 0) -> dict[str, Any]:
     width = 1024 if mb < 4000 else 4096
     layers = max(1, round(mb * 1e6 / 12 / (width * width)))
     model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(layers)))
+    return after_a_step(model)
+
+
+def after_a_step(model: torch.nn.Module) -> dict[str, Any]:
+    """A model and its AdamW, which holds its moments."""
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 1e-3)

@@ -10,6 +10,7 @@ import pytest
 
 from hubshard.errors import ConflictError, FormatError, HubshardError, StoreError
 from hubshard.protocols import Revision
+from tests.thread_ranks import job_of_one, on_ranks
 
 dist = pytest.importorskip("torch.distributed")
 
@@ -19,30 +20,21 @@ from hubshard.resume.team import Team, _Wire  # noqa: E402  # imports torch
 
 @pytest.fixture(autouse=True)
 def _job() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with job_of_one():
+        yield
 
 
-def on_ranks(size: int, act: Callable[[Team], Any]) -> list[Any]:
+def on_teams(size: int, act: Callable[[Team], Any]) -> list[Any]:
     """What each rank comes to, in a thread of its own: what it returned, or the error."""
-    found: list[Any] = [None] * size
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> Any:
         team = Team(_Wire("hubshard/test", rank, size, says=False), "hubshard/test")
         try:
-            found[rank] = act(team)
-        except (HubshardError, ArithmeticError) as error:
-            found[rank] = error
+            return act(team)
         finally:
             team.close()
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    return on_ranks(size, run, caught=(HubshardError, ArithmeticError))
 
 
 def as_text(errors: Sequence[Any]) -> list[str]:
@@ -60,7 +52,7 @@ def test_ranks_learn_what_the_others_found_and_get_their_shares() -> None:
         ]
 
     every = [[(0, None), (1, None), (2, None)], Revision("main", "0"), frozenset({0, 1, 2})]
-    assert on_ranks(3, act) == [[*every, 2**70 * rank, [True, False]] for rank in range(3)]
+    assert on_teams(3, act) == [[*every, 2**70 * rank, [True, False]] for rank in range(3)]
 
 
 def fail(team: Team, rank: int, error: Exception) -> None:
@@ -74,7 +66,7 @@ def test_an_error_of_ours_is_the_same_on_all_ranks(rank: int) -> None:
         error = ConflictError("it moved", hint="look")
         return team.each(lambda: fail(team, rank, error))
 
-    found = on_ranks(2, act)
+    found = on_teams(2, act)
     assert as_text(found) == [f"ConflictError: {'rank 1: ' if rank else ''}it moved"] * 2
     assert [error.hint for error in found] == ["look", "look"]
 
@@ -87,13 +79,13 @@ def test_any_other_error_is_raised_as_it_is_where_it_came_up_and_told_to_the_oth
             return team.share_out(lambda: fail(team, 1, error), list)
         return team.join(lambda: fail(team, 1, error), len)
 
-    other, own = on_ranks(2, act)
+    other, own = on_teams(2, act)
     assert as_text([other, own]) == ["StoreError: rank 1: ZeroDivisionError: a bad day", "ZeroDivisionError: a bad day"]
     assert own.__traceback__ is not None
 
 
 def test_what_cannot_be_told_is_an_error_and_nobody_waits() -> None:
-    found = on_ranks(2, lambda team: team.each(lambda: object() if team.rank else None))
+    found = on_teams(2, lambda team: team.each(lambda: object() if team.rank else None))
     assert [type(error) for error in found] == [FormatError, FormatError]
     assert str(found[0]).startswith("rank 1: what is told to other ranks")
 
@@ -117,7 +109,7 @@ def test_where_a_rank_is_gone_every_other_learns_it_also_one_that_waits_for_a_th
             team.first(lambda: None)
         return "told"
 
-    assert on_ranks(3, act) == [None if rank == lost else "told" for rank in range(3)]
+    assert on_teams(3, act) == [None if rank == lost else "told" for rank in range(3)]
 
 
 def test_ranks_that_part_do_not_wait_for_ever_for_one_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +123,7 @@ def test_ranks_that_part_do_not_wait_for_ever_for_one_that_does_not_come(monkeyp
         has_left.set()
         return "left"
 
-    assert on_ranks(2, act) == ["left", True]
+    assert on_teams(2, act) == ["left", True]
 
 
 def test_a_rank_that_leaves_in_the_middle_keeps_nobody_waiting() -> None:
@@ -145,7 +137,7 @@ def test_a_rank_that_leaves_in_the_middle_keeps_nobody_waiting() -> None:
         except KeyboardInterrupt:
             return "interrupted"
 
-    interrupted, told = on_ranks(2, act)
+    interrupted, told = on_teams(2, act)
     assert interrupted == "interrupted"
     assert type(told) is StoreError
     assert str(told) == "KeyboardInterrupt: "

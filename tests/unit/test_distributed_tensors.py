@@ -15,13 +15,13 @@ from hubshard.errors import FormatError  # noqa: E402
 from hubshard.publish.outgoing import Layout, Outgoing, from_memory  # noqa: E402
 from hubshard.publish.sharing import sharing  # noqa: E402
 from hubshard.sources.distributed import Alone, DistributedTensors, is_distributed  # noqa: E402
+from tests.thread_ranks import job_of_one  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with job_of_one():
+        yield
 
 
 def model() -> Any:

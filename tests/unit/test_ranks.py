@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from hubshard.ranks.telling import error_of, plain_error, told_bytes, told_value
 from hubshard.steps.step import Step
 from hubshard.store.patience import BusyError
 from hubshard.watch import LimitError
+from tests.thread_ranks import job_of_one, on_ranks
 
 dist = pytest.importorskip("torch.distributed")
 
@@ -91,27 +91,8 @@ def test_errors_beside_the_tree_are_told_by_the_nearest_class() -> None:
 
 @pytest.fixture
 def _job() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def on_ranks(size: int, act: Callable[[int], Any]) -> list[Any]:
-    """What some ranks come to, each in a thread: what it returned, or the error."""
-    found: list[Any] = [None] * size
-
-    def run(rank: int) -> None:
-        try:
-            found[rank] = act(rank)
-        except HubshardError as error:
-            found[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    with job_of_one():
+        yield
 
 
 @pytest.mark.usefixtures("_job")
