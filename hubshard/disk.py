@@ -37,14 +37,13 @@ def write_all(descriptor: int, data: memoryview) -> None:
 
 def sync_folder(*folders: Path) -> None:
     """Make the names in these folders durable. Windows cannot, and journals its renames."""
-    if sys.platform == "win32":
-        return
-    for folder in folders:
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    if sys.platform != "win32":
+        for folder in folders:
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def is_full(error: OSError) -> bool:

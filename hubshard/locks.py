@@ -22,7 +22,7 @@ if sys.platform == "win32":
         Raises:
             OSError: the disk knows no locks.
         """
-        with suppress(OSError):
+        with suppress(PermissionError):  # somebody holds it
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
             return True
         return False

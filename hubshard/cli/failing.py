@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import sys
 from collections.abc import Iterator
 from types import MappingProxyType
 
 from hubshard.errors import HubshardError, StoreError
+
+if sys.platform != "win32":
+    import resource
 
 __all__ = ["hint_of", "message_of"]
 
@@ -65,8 +67,8 @@ def _is_out_of_files(error: BaseException) -> bool:
 
 
 def _open_files_limit() -> int | None:
-    if sys.platform == "win32":
-        return None
-    resource = importlib.import_module("resource")
-    most: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return None if most == resource.RLIM_INFINITY else most
+    if sys.platform != "win32":
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if most != resource.RLIM_INFINITY:
+            return most
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 import weakref
 from collections import deque
 from typing import Any
@@ -71,4 +72,7 @@ def _whole_pages(nbytes: int) -> int:
 
 def _private() -> dict[str, Any]:
     # shared with nobody; Windows has nothing to choose
-    return {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    options: dict[str, Any] = {}
+    if sys.platform != "win32":
+        options["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return options

@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import sys
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -59,13 +60,11 @@ def forget(file: int, start: int, stop: int) -> bool:
     Returns:
         Whether the system was told.
     """
-    if not hasattr(os, "posix_fadvise"):
-        return False
-    try:
-        os.posix_fadvise(file, start, stop - start, os.POSIX_FADV_DONTNEED)
-    except OSError:  # a file system without a cache
-        return False
-    return True
+    if sys.platform == "linux":
+        with suppress(OSError):  # a file system without a cache
+            os.posix_fadvise(file, start, stop - start, os.POSIX_FADV_DONTNEED)
+            return True
+    return False
 
 
 def _advise(address: int, nbytes: int, advice: int) -> bool:
@@ -78,9 +77,8 @@ def _advise(address: int, nbytes: int, advice: int) -> bool:
 
 @cache
 def _libc() -> Any:
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None)
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    libc.madvise.restype = ctypes.c_int
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is not None:
+        libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        libc.madvise.restype = ctypes.c_int
     return libc

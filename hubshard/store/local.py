@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path, PurePosixPath
@@ -99,7 +100,7 @@ class LocalStore:
             raise NotFoundError(f"{path} is not in {self.root}")
         with _explained(self.root), state.real.open("rb", buffering=0) as file:
             _check_unchanged(state, os.fstat(file.fileno()))
-            if not self._reads_ahead and hasattr(os, "posix_fadvise"):
+            if sys.platform == "linux" and not self._reads_ahead:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             file.seek(start)
             if read_exactly(file, into.cast("B")[: stop - start]):

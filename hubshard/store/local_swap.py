@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from hubshard.disk import sync_folder
 from hubshard.errors import FormatError
@@ -108,16 +109,16 @@ def locked(root: Path) -> Iterator[None]:
 
 def _exchange(one: Path, other: Path) -> bool:
     """Exchange two names at once; False where the system or file system cannot."""
-    if sys.platform == "win32":
-        return False
-    library = ctypes.CDLL(None, use_errno=True)
+    library: Any = None if sys.platform == "win32" else ctypes.CDLL(None, use_errno=True)
     names = os.fsencode(one), os.fsencode(other)
     if sys.platform == "linux" and hasattr(library, "renameat2"):
-        result = library.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE)
-    elif sys.platform == "darwin" and hasattr(library, "renamex_np"):
-        result = library.renamex_np(names[0], names[1], _RENAME_SWAP)
-    else:
-        return False
+        return _is_done(library.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE), other)
+    if sys.platform == "darwin" and hasattr(library, "renamex_np"):
+        return _is_done(library.renamex_np(names[0], names[1], _RENAME_SWAP), other)
+    return False
+
+
+def _is_done(result: int, other: Path) -> bool:
     if result == 0:
         return True
     code = ctypes.get_errno()
