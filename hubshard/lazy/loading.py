@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from hubshard.errors import FormatError
 from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.lazy.checkpoint import Checkpoint
 from hubshard.lazy.matching import Match, Mismatch, Rename
-from hubshard.lazy.module_slots import ModuleSlot, match_slots, slots_of
+from hubshard.lazy.module_slots import META_HINT, ModuleSlot, check_match, match_slots, meta_buffers, slots_of
 from hubshard.lazy.opening import opened
 from hubshard.lazy.placing import TensorTarget
 from hubshard.lazy.reading import FileReader, Job, Target, TensorReader, execute, told
@@ -21,6 +22,7 @@ from hubshard.lazy.staging import PinnedStaging, Staging
 from hubshard.lazy.steps import WhichStep
 from hubshard.lazy.torch_dtypes import torch_dtype, torch_shape
 from hubshard.lazy.verifying import VerifyingReader, promised, with_the_rest
+from hubshard.messages import listed
 from hubshard.protocols import Source
 from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
 from hubshard.steps.source import StepSource
@@ -34,6 +36,8 @@ __all__ = ["DeviceMap", "LoadReport", "load_into"]
 DeviceMap = str | int | Mapping[str, Any]
 """A device (what `torch.device` takes) for all, or one per prefix of names; "" is the rest, "meta" is not loaded."""
 
+_LOG = logging.getLogger("hubshard")
+
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
@@ -45,6 +49,7 @@ class LoadReport:
         mismatched: what had another shape or an incompatible dtype, and was left alone.
         bytes_read: bytes that reads moved.
         bytes_mapped: bytes that became pages of local files instead.
+        on_meta: buffers that are on the meta device still, as no checkpoint stores them; said with a warning.
     """
 
     missing: tuple[str, ...]
@@ -52,6 +57,7 @@ class LoadReport:
     mismatched: tuple[Mismatch, ...]
     bytes_read: int
     bytes_mapped: int
+    on_meta: tuple[str, ...] = ()
 
 
 def load_into(
@@ -112,10 +118,14 @@ def load_into(
         with opened(source, token=token, endpoint=endpoint, **where) as checkpoint:
             matched = match_slots(slots, checkpoint, prefix, rename)
             if strict:
-                matched.check()
+                check_match(matched, module)
             placements = list(_placements(slots, matched, checkpoint, device_map=device_map, code=code, assign=assign))
             verifying = _verifying(checkpoint) if verify else None
-            return _load(checkpoint, placements, matched, op, verifying)
+            bytes_read, bytes_mapped = _load(checkpoint, placements, op, verifying)
+    on_meta = meta_buffers(module, slots)
+    if on_meta:
+        _LOG.warning("still on the meta device, as no checkpoint stores them: %s; %s", listed(on_meta), META_HINT)
+    return LoadReport(matched.missing, matched.unexpected, matched.mismatched, bytes_read, bytes_mapped, on_meta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +230,10 @@ def _verifying(checkpoint: Checkpoint) -> VerifyingReader | None:
 def _load(
     checkpoint: Checkpoint,
     placements: Sequence[_Placement],
-    matched: Match,
     op: Operation,
     verifying: VerifyingReader | None,
-) -> LoadReport:
+) -> tuple[int, int]:
+    """Bytes that were read, and that were mapped."""
     read = [placement for placement in placements if not placement.is_mapped]
     mapped = [placement.into for placement in placements if placement.is_mapped]
     bytes_mapped = sum(tensor.nbytes for tensor in mapped)
@@ -249,7 +259,7 @@ def _load(
         if placement.is_new:
             placement.slot.put(placement.into.to(placement.device))
     op.end()
-    return LoadReport(matched.missing, matched.unexpected, matched.mismatched, bytes_read, bytes_mapped)
+    return bytes_read, bytes_mapped
 
 
 def _staging(placements: Sequence[_Placement], reader: TensorReader) -> Staging | None:

@@ -71,8 +71,11 @@ class Match:
     unexpected: tuple[str, ...]
     mismatched: tuple[Mismatch, ...]
 
-    def check(self) -> None:
+    def check(self, *, hint: str = "correct prefix or rename, or pass strict=False to load what fits") -> None:
         """Raise where anything is missing, unexpected or mismatched.
+
+        Args:
+            hint: what to do about it.
 
         Raises:
             FormatError: says all three.
@@ -87,10 +90,7 @@ class Match:
             if names
         ]
         if parts:
-            raise FormatError(
-                f"the checkpoint does not fit the module; {'; '.join(parts)}",
-                hint="correct prefix or rename, or pass strict=False to load what fits",
-            )
+            raise FormatError(f"the checkpoint does not fit the module; {'; '.join(parts)}", hint=hint)
 
 
 def match(

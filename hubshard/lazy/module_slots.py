@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from hubshard.lazy.checkpoint import Checkpoint
 
-__all__ = ["ModuleSlot", "match_slots", "slots_of"]
+__all__ = ["META_HINT", "ModuleSlot", "check_match", "match_slots", "meta_buffers", "slots_of"]
+
+META_HINT = "build the module under accelerate.init_empty_weights(), which leaves buffers as they are"
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,24 @@ def match_slots(slots: Sequence[ModuleSlot], checkpoint: Checkpoint, prefix: str
         prefix=prefix,
         rename=rename,
     )
+
+
+def check_match(found: Match, module: torch.nn.Module) -> None:
+    """Raise where a module and a checkpoint do not fit; see `Match.check`.
+
+    Raises:
+        FormatError: says what is missing, unexpected and mismatched.
+    """
+    if found.missing and hasattr(module, "tie_weights"):  # building a model on meta may part what is tied
+        found.check(hint="call the module's tie_weights() first; or correct prefix or rename, or pass strict=False")
+    found.check()
+
+
+def meta_buffers(module: torch.nn.Module, slots: Sequence[ModuleSlot]) -> tuple[str, ...]:
+    """The buffers on the meta device that no checkpoint fills, since they are not persistent: their names."""
+    stored = {name for slot in slots for name in slot.slot.names}
+    buffers = module.named_buffers(remove_duplicate=False)
+    return tuple(name for name, buffer in buffers if buffer.is_meta and name not in stored)
 
 
 def _places(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, torch.Tensor]]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from hubshard.errors import FormatError
 from hubshard.lazy.byte_cache import CachedReader
 from hubshard.lazy.checkpoint import Checkpoint
-from hubshard.lazy.matching import Rename
-from hubshard.lazy.module_slots import ModuleSlot, match_slots, slots_of
+from hubshard.lazy.matching import Match, Rename
+from hubshard.lazy.module_slots import META_HINT, ModuleSlot, check_match, match_slots, meta_buffers, slots_of
 from hubshard.lazy.offload_layers import Layer, LayerLoader, Part, Placed, layers_of, least_budget
 from hubshard.lazy.opening import opened
 from hubshard.lazy.placing import TensorTarget
@@ -181,8 +181,12 @@ def offload(
     with ExitStack() as stack:
         asked: dict[str, Any] = {"revision": revision, "step": step, "variant": variant}
         checkpoint = stack.enter_context(opened(source, token=token, endpoint=endpoint, **asked))
-        placed = _placed(slots, checkpoint, code=code, prefix=prefix, rename=rename, strict=strict)
-        _check_buffers(module, slots)
+        found = match_slots(slots, checkpoint, prefix, rename)
+        if strict:
+            check_match(found, module)
+        placed = _placed(slots, found, checkpoint, code=code)
+        for name in meta_buffers(module, slots):
+            raise FormatError(f"the buffer {name!r} is on the meta device, and no checkpoint stores it", hint=META_HINT)
         parameters = {
             name: placed[number]
             for number, slot in enumerate(slots)
@@ -204,20 +208,11 @@ def offload(
 
 
 def _placed(
-    slots: Sequence[ModuleSlot],
-    checkpoint: Checkpoint,
-    *,
-    code: str | None,
-    prefix: str,
-    rename: Rename | None,
-    strict: bool,
+    slots: Sequence[ModuleSlot], found: Match, checkpoint: Checkpoint, *, code: str | None
 ) -> Mapping[int, Placed]:
     """What fills which slot, by its number."""
     import torch  # noqa: PLC0415  # slow, and optional
 
-    found = match_slots(slots, checkpoint, prefix, rename)
-    if strict:
-        found.check()
     placed = {}
     for number, (slot, name) in enumerate(zip(slots, found.stored, strict=True)):
         if name is None and slot.tensor.is_meta:
@@ -227,16 +222,6 @@ def _placed(
             cast = code is not None and spec.dtype in CASTABLE
             placed[number] = Placed(spec, getattr(torch, CASTABLE[code]) if cast and code else torch_dtype(spec))
     return placed
-
-
-def _check_buffers(module: torch.nn.Module, slots: Sequence[ModuleSlot]) -> None:
-    stored = {name for slot in slots for name in slot.slot.names}
-    for name, buffer in module.named_buffers(remove_duplicate=False):
-        if buffer.is_meta and name not in stored:
-            raise FormatError(
-                f"the buffer {name!r} is on the meta device, and no checkpoint stores it",
-                hint="build the module under accelerate.init_empty_weights(), which leaves buffers as they are",
-            )
 
 
 def _known_whole() -> set[type[torch.nn.Module]]:

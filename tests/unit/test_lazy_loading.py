@@ -73,7 +73,7 @@ def test_existing_parameters_are_filled_in_place(tmp_path: Path, shards: int) ->
     assert nbytes <= report.bytes_read <= nbytes * 1.02
 
 
-def test_parameters_on_meta_become_pages_of_the_file(tmp_path: Path) -> None:
+def test_parameters_on_meta_become_pages_of_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     wanted = random_state()
     save(wanted, tmp_path, shards=2)
     with torch.device("meta"):
@@ -85,6 +85,8 @@ def test_parameters_on_meta_become_pages_of_the_file(tmp_path: Path) -> None:
     assert net.embed.weight.requires_grad
     assert not net.head.weight.requires_grad
     assert net.cache.is_meta
+    assert report.on_meta == ("cache",)
+    assert "still on the meta device, as no checkpoint stores them: cache; build the module" in caplog.text
     assert report.bytes_mapped >= 0.99 * sum(t.nbytes for t in wanted.values())
     assert report.bytes_read + report.bytes_mapped == sum(t.nbytes for t in wanted.values())
 
@@ -214,6 +216,20 @@ def test_what_does_not_fit_is_an_error_before_anything_is_changed(tmp_path: Path
         assert_equal(net, before)
     else:
         assert all(tensor.is_meta for tensor in net.state_dict().values())
+
+
+def test_missing_names_of_a_module_that_can_tie_its_weights_say_so(tmp_path: Path) -> None:
+    class Tying(Net):
+        def tie_weights(self) -> None:
+            self.head.weight = self.embed.weight
+
+    save({name: tensor for name, tensor in random_state().items() if name != "head.weight"}, tmp_path)
+    net = Tying()
+    with pytest.raises(FormatError, match=r"1 missing from the checkpoint: head\.weight") as error:
+        load_into(net, tmp_path)
+    assert "tie_weights()" in str(error.value.hint)
+    net.tie_weights()
+    assert load_into(net, tmp_path).missing == ()
 
 
 def test_what_does_not_fit_is_reported_where_that_is_allowed(tmp_path: Path) -> None:
