@@ -134,7 +134,8 @@ def _alone(folder: Path) -> Iterator[None]:
                 finally:
                     if os.name == "nt":  # which removes no file that is open
                         lock.close()
-                    path.unlink(missing_ok=True)
+                    with suppress(PermissionError):  # nor one that another pull is just trying
+                        path.unlink(missing_ok=True)
                 return
 
 

@@ -10,6 +10,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -233,7 +234,8 @@ def write_manifest(folder: Path, raw: bytes, names: Container[str]) -> None:
     sync_folder(folder, folder.parent)
     for path in folder.iterdir():
         if _OURS.match(path.name) and path.name not in names:
-            path.unlink(missing_ok=True)
+            with suppress(PermissionError):  # Windows removes no file that somebody reads; this one is of no use
+                path.unlink(missing_ok=True)
 
 
 # On the Hub

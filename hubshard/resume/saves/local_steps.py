@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -91,15 +92,15 @@ class LocalSteps:
         """
         removed = []
         for number, path in self._folders():
-            if number not in kept and (number <= newest or not (path / MANIFEST_NAME).exists()):
-                self.remove(number)
+            is_over = number <= newest or not (path / MANIFEST_NAME).exists()
+            if number not in kept and is_over and self._remove_unless_read(number):
                 removed.append(number)
         return sorted(removed)
 
     def remove_unfinished(self) -> None:
         """Remove what saves that did not end have left, so that it takes no room from the next one."""
         for number in self.begun():
-            self.remove(number)
+            self._remove_unless_read(number)
 
     def remove_files(self, step: int, names: Collection[str]) -> None:
         """Remove files of a step that was never shown; where one is shown, they may be part of it, and stay."""
@@ -128,6 +129,15 @@ class LocalSteps:
                 path.unlink(missing_ok=True)
         with suppress(OSError):  # something of somebody else lies there: it stays
             folder.rmdir()
+
+    def _remove_unless_read(self, step: int) -> bool:
+        try:
+            self.remove(step)
+        except PermissionError:
+            if os.name == "nt":  # which removes no file that somebody reads: it goes after a later save
+                return False
+            raise
+        return True
 
     def files_of(self, step: int, rank: int) -> Mapping[str, Path]:
         """What a rank wrote, by name."""
