@@ -13,9 +13,10 @@ import errno
 import os
 import re
 import struct
+import sys
 import threading
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -135,30 +136,27 @@ class Part:
             spans = [self.span(piece) for piece in self._crcs]
         return sum(stop - start for start, stop in spans)
 
-    def read(self, piece: int) -> bytes | None:
-        """The bytes of a piece that has arrived; None where it has not, or is no longer what was written."""
+    def read(self, piece: int, into: memoryview) -> bool:
+        """Read a piece that has arrived into memory of its size; False where it has not, or is not what was written."""
         with self._lock:
             if piece not in self._crcs:
-                return None
-        start, stop = self.span(piece)
-        data = _pread(self._data, stop - start, start, self._lock)
+                return False
+        is_whole = _pread(self._data, into, self.span(piece)[0], self._lock) == len(into)
         with self._lock:
-            if _checksum([data]) == self._crcs.get(piece):
-                return data
+            if is_whole and _checksum(into) == self._crcs.get(piece):
+                return True
             self._crcs.pop(piece, None)
-        return None
+        return False
 
-    def write(self, piece: int, data: Sequence[Buffer]) -> None:
-        """Put the bytes of a piece, in buffers one after the other, in their place, and then say so in the map.
+    def write(self, piece: int, data: Buffer) -> None:
+        """Put the bytes of a piece in their place, and then say so in the map.
 
         Raises:
             StoreError: the disk is full, or failed; names the file.
         """
-        crc, offset = _checksum(data), self.span(piece)[0]
+        crc = _checksum(data)
         with self._refused_by_disk():
-            for buffer in data:
-                _pwrite(self._data, memoryview(buffer), offset, self._lock)
-                offset += len(buffer)
+            _pwrite(self._data, memoryview(data), self.span(piece)[0], self._lock)
             os.write(self._map, _RECORD.pack(piece, crc))
         with self._lock:
             self._crcs[piece] = crc
@@ -191,13 +189,8 @@ class Part:
         self._map_path.unlink(missing_ok=True)
 
 
-def _checksum(data: Sequence[Buffer]) -> int:
-    """The same for the same bytes, however they are cut into buffers."""
-    crc, phase = 0, 0
-    for buffer in data:
-        crc = zlib.crc32(memoryview(buffer)[phase::_STRIDE].tobytes(), crc)
-        phase = (phase - len(buffer)) % _STRIDE
-    return crc
+def _checksum(data: Buffer) -> int:
+    return zlib.crc32(memoryview(data)[::_STRIDE].tobytes())
 
 
 def _disk_bytes(file: Path) -> int:
@@ -207,17 +200,21 @@ def _disk_bytes(file: Path) -> int:
     return status.st_size if blocks is None else blocks * 512
 
 
-def _pread(descriptor: int, nbytes: int, offset: int, lock: threading.Lock) -> bytes:
-    if hasattr(os, "pread"):
-        return os.pread(descriptor, nbytes, offset)
-    with lock:
-        os.lseek(descriptor, offset, os.SEEK_SET)
-        return os.read(descriptor, nbytes)
+def _pread(descriptor: int, into: memoryview, offset: int, lock: threading.Lock) -> int:
+    if sys.platform != "win32":
+        count = os.preadv(descriptor, [into], offset)
+    else:
+        with lock:
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            data = os.read(descriptor, len(into))
+        into[: len(data)] = data
+        count = len(data)
+    return count
 
 
 def _pwrite(descriptor: int, data: memoryview, offset: int, lock: threading.Lock) -> None:
     while data:
-        if hasattr(os, "pwrite"):
+        if sys.platform != "win32":
             count = os.pwrite(descriptor, data, offset)
         else:
             with lock:

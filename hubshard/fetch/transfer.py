@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 from hubshard.digests import content_id, new_hash
 from hubshard.engine import run
 from hubshard.errors import HubshardError, IntegrityError
 from hubshard.events import Event, Gathered, OnEvent
 from hubshard.fetch.parts import PIECE_BYTES, Part, name_of
-from hubshard.protocols import Buffer, Entry, Revision, Store
+from hubshard.protocols import Entry, Revision, Store
 from hubshard.readers import read_bytes
+from hubshard.store.hub import HubStore
 from hubshard.store.patience import Patience, Waits, may_pass
 
 __all__ = ["Transfer"]
@@ -27,14 +29,6 @@ _WAITS = Waits(first_seconds=0.25)
 _SMALL_COST_BYTES = 1 << 16
 
 T = TypeVar("T")
-
-
-@runtime_checkable
-class _Streams(Protocol):
-    """A store that hands on the buffers that it gets, which saves a copy."""
-
-    def stream(self, at: Revision, path: str, start: int, stop: int) -> Iterator[Buffer]:
-        """The bytes of a range, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +94,8 @@ class Transfer:
 
     def _round(self, entries: Sequence[Entry], keep: Callable[[Entry, Part], None]) -> list[tuple[Entry, str]]:
         """Fetch each file once; those that came out wrong, with the hash that was found."""
-        arrivals = [_Arrival(entry, self.parts) for entry in entries]
+        memory = _Memory(min(max((entry.nbytes for entry in entries), default=0), PIECE_BYTES))
+        arrivals = [_Arrival(entry, self.parts, memory) for entry in entries]
         jobs = run(
             _interleaved(arrivals),
             cost=lambda job: max(job[0].nbytes_of(job[1]), _SMALL_COST_BYTES),
@@ -116,35 +111,21 @@ class Transfer:
 
     def _one(self, arrival: _Arrival, piece: int, keep: Callable[[Entry, Part], None]) -> tuple[Entry, str] | None:
         """Get one piece; whoever hashes the last of its file finishes the file."""
-        is_complete = arrival.take_in(piece, self._piece(arrival, piece))
-        return self._finish(arrival, keep) if is_complete else None
+        part, data = self._open(arrival), arrival.memory.take(arrival.nbytes_of(piece))
+        if not part.read(piece, data):
+            self._patiently(arrival.entry, lambda: self._range(arrival.entry, part.span(piece)[0], data))
+            part.write(piece, data)
+            self._tell("received", arrival.entry, len(data))
+        return self._finish(arrival, keep) if arrival.take_in(piece, data) else None
 
-    def _piece(self, arrival: _Arrival, piece: int) -> Sequence[Buffer]:
-        entry, part = arrival.entry, self._open(arrival)
-        kept = part.read(piece)
-        if kept is not None:
-            return [kept]
-        start, stop = part.span(piece)
-        data = self._patiently(entry, lambda: self._range(entry, start, stop))
-        part.write(piece, data)
-        self._tell("received", entry, stop - start)
-        return data
-
-    def _range(self, entry: Entry, start: int, stop: int) -> Sequence[Buffer]:
-        """The bytes of a range in buffers one after the other: those of the network, where the store hands them on."""
-        if not isinstance(self.store, _Streams):
-            data = memoryview(bytearray(stop - start))
-            self.store.read(self.at, entry.path, start, stop, data)
-            return [data]
-        read, buffers = Gathered(partial(self._tell, "read", entry)), []
-        for buffer in self.store.stream(self.at, entry.path, start, stop):
-            buffers.append(buffer)
-            read.add(len(buffer))
+    def _range(self, entry: Entry, start: int, into: memoryview) -> None:
+        """Fill `into` with the bytes of a file from `start` on."""
+        if not isinstance(self.store, HubStore):
+            self.store.read(self.at, entry.path, start, start + len(into), into)
+            return
+        read = Gathered(partial(self._tell, "read", entry))
+        self.store.read(self.at, entry.path, start, start + len(into), into, on_read=read.add)
         read.flush()
-        nbytes = sum(map(len, buffers))
-        if nbytes != stop - start:
-            raise IntegrityError(f"{entry.path}: {nbytes} bytes came for the range {start}-{stop}")
-        return buffers
 
     def _open(self, arrival: _Arrival) -> Part:
         part, arrived_bytes = arrival.open()
@@ -181,17 +162,38 @@ def _is_worth_another_try(error: HubshardError) -> bool:
     return isinstance(error, IntegrityError) or may_pass(error)
 
 
+class _Memory:
+    """Memory of pieces, used again and again: fresh memory costs more than the network. Thread-safe."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._free: deque[memoryview] = deque()
+
+    def take(self, nbytes: int) -> memoryview:
+        """So many bytes of it."""
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = memoryview(bytearray(self._nbytes))
+        return memory[:nbytes]
+
+    def give_back(self, data: memoryview) -> None:
+        """What was taken is not used any more."""
+        self._free.append(memoryview(data.obj))
+
+
 class _Arrival:
     """A file on its way: its part, which is open from its first piece to its last, and the hash of what came so far."""
 
-    def __init__(self, entry: Entry, folder: Path) -> None:
+    def __init__(self, entry: Entry, folder: Path, memory: _Memory) -> None:
         self.entry = entry
+        self.memory = memory
         self.last = max(-(-entry.nbytes // PIECE_BYTES), 1) - 1  # an empty file is one empty piece
         self._folder = folder
         self._part: Part | None = None
         self._digest = new_hash(entry)
         self._lock = threading.Lock()
-        self._waiting: dict[int, Sequence[Buffer]] = {}
+        self._waiting: dict[int, memoryview] = {}
         self._next = 0
         self._is_hashing = False
 
@@ -207,8 +209,8 @@ class _Arrival:
             self._part = Part(self._folder, name_of(content_id(self.entry)), self.entry.nbytes)
             return self._part, self._part.arrived_bytes
 
-    def take_in(self, piece: int, data: Sequence[Buffer]) -> bool:
-        """Hash a piece when all before it have been; one that is early waits, without its thread.
+    def take_in(self, piece: int, data: memoryview) -> bool:
+        """Hash a piece when all before it have been, and give its memory back; one that is early waits.
 
         Returns:
             True to the one caller whose call has hashed the last piece.
@@ -225,8 +227,8 @@ class _Arrival:
                     self._is_hashing = False
                     return self._next > self.last
                 self._next += 1
-            for buffer in due:
-                self._digest.update(buffer)
+            self._digest.update(due)
+            self.memory.give_back(due)
 
     def hexdigest(self) -> str:
         """Of all pieces so far."""

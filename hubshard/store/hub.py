@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hubshard.errors import ConflictError, IntegrityError, NotFoundError, StoreError
+from hubshard.errors import ConflictError, NotFoundError
 from hubshard.paths import check_store_path
-from hubshard.protocols import Content, Entry, Revision, Staged
+from hubshard.protocols import Buffer, Content, Entry, Revision, Staged
 from hubshard.store.commit import Made, commit_by_rule
 from hubshard.store.hub_card import check_card
 from hubshard.store.hub_client import PATHS_PER_REQUEST, HubClient, Token
@@ -23,7 +23,7 @@ from hubshard.store.patience import Patience
 __all__ = ["HubStore"]
 
 _MAIN = "main"
-_XET_BYTES = 4 * 1024 * 1024
+_OnBytes = Callable[[int], None]
 
 
 class HubStore:
@@ -59,8 +59,8 @@ class HubStore:
         stall_seconds = self._client.patience.stall_seconds
         sessions = XetSessions(stall_seconds) if (is_xet_enabled() if xet is None else xet) else None
         self._stager = Stager(self._client, sessions)
-        self._reader = RangeReader(self._client)
         self._xet_reader = None if sessions is None else XetReader(self._client, sessions)
+        self._reader = RangeReader(self._client, self._xet_reader)
 
     def __repr__(self) -> str:
         return f"HubStore({self._client.repo!r}, endpoint={self._client.endpoint!r})"
@@ -95,35 +95,27 @@ class HubStore:
             self._xet_reader.note(at.commit, {entry.path: xet for entry, xet in found if xet is not None})
         return sorted((entry for entry, _ in found), key=lambda entry: entry.path)
 
-    def read(self, at: Revision, path: str, start: int, stop: int, into: memoryview) -> None:
+    def read(
+        self, at: Revision, path: str, start: int, stop: int, into: memoryview, *, on_read: _OnBytes = lambda _: None
+    ) -> None:
         """Fill `into` with bytes `start` to `stop` of a file; an interrupted transfer goes on where it stopped.
 
-        Ranges of 4 MiB and more of a revision that was listed come by Xet where that is on, all others by HTTP.
-        """
-        position = 0
-        for piece in self.stream(at, path, start, stop):
-            into[position : position + len(piece)] = piece
-            position += len(piece)
-
-    def stream(self, at: Revision, path: str, start: int, stop: int) -> Iterator[bytes]:
-        """Bytes `start` to `stop` of a file in order, in pieces as they arrive; for long reads that hold nothing.
+        Ranges of 4 MiB and more of a revision that was listed come by Xet where that is on, all others by HTTP, and
+        straight into `into`. `on_read` is told of bytes that have come since its last call.
 
         Raises:
             IntegrityError: the Hub delivered another range.
             StoreError: refused, or failed in vain.
         """
-        position = start
-        file = self._xet_reader.find(at.commit, path) if self._xet_reader is not None else None
-        if self._xet_reader is not None and file is not None and stop - start >= _XET_BYTES and stop <= file.nbytes:
-            try:
-                for piece in self._xet_reader.stream(at.commit, file, start, stop):
-                    position += len(piece)
-                    if position > stop:
-                        raise IntegrityError(f"{self._client.repo}: {path}: more bytes came than asked for")
-                    yield piece
-            except StoreError as error:  # HTTP is the other route
-                self._client.patience.on_retry(path, error.message, 0.0)
-        yield from self._reader.stream(at.commit, path, position, stop)
+        self._reader.read(at.commit, path, start, into[: stop - start], on_read)
+
+    def stream(self, at: Revision, path: str, start: int, stop: int) -> Iterator[Buffer]:
+        """Bytes `start` to `stop` of a file in order, in pieces as they arrive, each valid until the next is asked for.
+
+        Raises:
+            IntegrityError, StoreError: as for `read`.
+        """
+        return self._reader.stream(at.commit, path, start, stop)
 
     def stage(
         self,
@@ -134,7 +126,7 @@ class HubStore:
         nbytes: int,
         sha256: str | None = None,
         create_pr: bool = False,
-        on_sent: Callable[[int], None] = lambda _: None,
+        on_sent: _OnBytes = lambda _: None,
     ) -> Staged:
         """Make content durable without showing it. A branch that is not there yet is taken as main.
 

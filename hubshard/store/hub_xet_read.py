@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hubshard.errors import StoreError
+from hubshard.errors import IntegrityError, StoreError
 from hubshard.protocols import Entry
 from hubshard.store.hub_client import HubClient, without_token
 from hubshard.store.hub_read import entry_of
@@ -19,6 +19,7 @@ from hubshard.store.hub_xet_session import XetSessions
 __all__ = ["XetFile", "XetReader", "file_of"]
 
 _KEPT_COMMITS = 4
+_LEAST_BYTES = 4 * 1024 * 1024
 _SEGMENT_BYTES = 16 * 1024 * 1024
 
 
@@ -65,16 +66,26 @@ class XetReader:
             for oldest in list(self._files)[:-_KEPT_COMMITS]:
                 del self._files[oldest]
 
-    def find(self, commit: str, path: str) -> XetFile | None:
-        """A file that is known here."""
-        return self._files.get(commit, {}).get(path)
-
-    def stream(self, commit: str, file: XetFile, start: int, stop: int) -> Iterator[bytes]:
-        """Bytes `start` to `stop` of a file of a commit, in order, in pieces; it may end early.
+    def some(self, commit: str, path: str, start: int, stop: int) -> Iterator[bytes]:
+        """Bytes of a range in order, in pieces, as many as Xet gives; none of a small range, or of an unknown file.
 
         Raises:
-            StoreError: hf_xet failed, after attempts of its own.
+            IntegrityError: more came than asked for.
         """
+        file = self._files.get(commit, {}).get(path)
+        if file is None or stop - start < _LEAST_BYTES or stop > file.nbytes:
+            return
+        position = start
+        try:
+            for piece in self._stream(commit, file, start, stop):
+                position += len(piece)
+                if position > stop:
+                    raise IntegrityError(f"{self._client.repo}: {path}: more bytes came than asked for")
+                yield piece
+        except StoreError as error:  # HTTP is the other route
+            self._client.patience.on_retry(path, error.message, 0.0)
+
+    def _stream(self, commit: str, file: XetFile, start: int, stop: int) -> Iterator[bytes]:
         position = start
         while position < stop:
             end = min(stop, position + _SEGMENT_BYTES)

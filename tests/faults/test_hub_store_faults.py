@@ -196,7 +196,7 @@ def test_a_read_that_stalls_is_taken_up_again(setting: Setting) -> None:
     )
     reader = RangeReader(client)
     setting.proxy.fail(RESOLVE, change(cut=900_000, pause_seconds=3.0))
-    assert b"".join(reader.stream(setting.at.commit, "m.safetensors", 0, len(WEIGHTS))) == WEIGHTS
+    assert b"".join(map(bytes, reader.stream(setting.at.commit, "m.safetensors", 0, len(WEIGHTS)))) == WEIGHTS
     assert len(setting.proxy.lines(RESOLVE)) == 2
 
 
