@@ -46,8 +46,7 @@ async def receive(
         return await _receive_pieces(state, first, body, write, max_bytes=max_bytes)
     try:
         await state.run(write, first)
-        async for block in rest.blocks():
-            await state.run(write, block)
+        await rest.write_to(write, state.run)
     except ClientDisconnect:
         raise
     except Exception:
