@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import warm
+from tests.systems import kill_group
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -58,7 +58,7 @@ class Process:
         self.wait_until(lambda: f"step {step} loss" in self.text)
 
     def kill(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
+        kill_group(self._process.pid)
         self._process.wait()
 
     def tell(self, number: int) -> None:

@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from hubshard.hubserver import process
 from hubshard.hubserver.server import _arguments
+from tests.systems import kill_group
 
 if TYPE_CHECKING:
     from hubshard.hubserver import Settings
@@ -86,12 +87,12 @@ class Started:
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+        self.send_signal(9)
 
     def kill_all(self) -> None:
         """With all that it has started."""
         with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+            kill_group(self.pid)
         self.wait()
 
 
@@ -99,7 +100,7 @@ class Forker:
     """A program that has imported modules, and is asked for processes; it ends with this one."""
 
     def __init__(self, modules: Sequence[str]) -> None:
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ours, theirs = _channel()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, _PROGRAM, str(theirs.fileno()), *modules],
@@ -112,7 +113,8 @@ class Forker:
     def start(self, job: Mapping[str, object], streams: Sequence[int]) -> Started:
         told, tells = os.pipe()
         try:
-            socket.send_fds(self._ours, [json.dumps(job).encode()], [*streams, tells])
+            if sys.platform != "win32":
+                socket.send_fds(self._ours, [json.dumps(job).encode()], [*streams, tells])
         finally:
             os.close(tells)
         return Started(os.fdopen(told, "rb", buffering=0))
@@ -121,6 +123,13 @@ class Forker:
         self._ours.close()
         self._process.kill()  # it has nothing to lose, and much to take down
         self._process.wait()
+
+
+def _channel() -> tuple[socket.socket, socket.socket]:
+    kind: dict[str, int] = {}
+    if sys.platform != "win32":
+        kind = {"family": socket.AF_UNIX, "type": socket.SOCK_SEQPACKET}
+    return socket.socketpair(**kind)
 
 
 _forkers: dict[Imports, Forker] = {}

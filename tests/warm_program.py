@@ -20,6 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+assert sys.platform != "win32"  # it forks
+
 LOCALHOST = "127.0.0.1"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,7 +26,7 @@ class NewJob(Protocol):
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> dict[str, str]:
     """The outputs of the action's own install step, run once for all processes of a test run."""
-    if sys.platform == "win32":
+    if os.name == "nt":
         pytest.skip("the runner of these tests starts bash as Linux and macOS do")
     own = tmp_path_factory.getbasetemp()
     folder = (own if worker_id == "master" else own.parent) / "action-installed"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.systems import kill_group
 
 __all__ = ["Job", "Ran", "StepRan", "commands", "parse_outputs"]
 
@@ -245,7 +246,7 @@ class Job:
         self.is_lost = lost
         if self.group is not None:
             with suppress(ProcessLookupError):
-                os.killpg(self.group, signal.SIGKILL)
+                kill_group(self.group)
 
     def _step(self, step: Mapping[str, Any], context: dict[str, Any], *, has_failed: bool) -> StepRan:
         condition = str(step.get("if", "true"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from hubshard.errors import FormatError, HubshardError, IncompleteError, NotFoun
 from hubshard.header import encode_header
 from hubshard.lazy import from_pretrained, load_into, offload, open_checkpoint
 from hubshard.tensors import TensorSpec
+from tests.systems import make_pipe, posix_only
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -223,7 +223,7 @@ def link_to_itself(folder: Path) -> None:
 def pipe(folder: Path) -> None:
     path = shards(folder)[0]
     path.unlink()
-    os.mkfifo(path)
+    make_pipe(path)
 
 
 def no_index(folder: Path) -> None:
@@ -282,7 +282,7 @@ if hasattr(os, "mkfifo"):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+@posix_only
 @pytest.mark.parametrize("name", LIES)
 def test_a_checkpoint_that_lies_is_refused_before_a_parameter_is_touched(model: Any, folder: Path, name: str) -> None:
     attack, kind, words = LIES[name]
@@ -398,7 +398,7 @@ UNUSUAL = {
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+@posix_only
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_a_checkpoint_that_is_merely_unusual_loads(model: Any, folder: Path, name: str) -> None:
     UNUSUAL[name](folder)

@@ -22,6 +22,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from hubshard.hubserver import Settings, process, stop
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def main() -> None:
         peak = _peak_bytes(chosen.root / "memory", chosen.memory_size)
     finally:
         shutil.rmtree(chosen.root)
-    print(f"{'':24}{'median':>10}{'best':>10}{'worst':>10}   of {chosen.repeat}, load now {os.getloadavg()[0]:.1f}")
+    print(f"{'':24}{'median':>10}{'best':>10}{'worst':>10}   of {chosen.repeat}, load now {psutil.getloadavg()[0]:.1f}")
     for name, unit in figures[0]:
         _print_row(name, unit, [row[name, unit] for row in figures])
     print(f"{'server peak memory':24}{peak / 1e6:10.0f} MB   ({chosen.memory_size / 1e9:g} GB through Xet and LFS)")

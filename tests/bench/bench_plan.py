@@ -31,12 +31,13 @@ def _specs(count: int) -> list[TensorSpec]:
 
 
 def _peak_bytes() -> int:
-    if sys.platform == "win32":
-        return int(psutil.Process().memory_info().peak_wset)
-    import resource
+    if sys.platform != "win32":
+        import resource
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+        found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    else:
+        found = int(psutil.Process().memory_info().peak_wset)
+    return found
 
 
 def measure(count: int) -> str:

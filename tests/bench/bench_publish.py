@@ -33,6 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from hubshard.hubserver import running
 from tests.bench.line import line_to
@@ -160,7 +162,7 @@ def main() -> None:
     parser.add_argument("--no-xet", action="store_true")
     parser.add_argument("--skip-kill", action="store_true")
     options = parser.parse_args()
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; shards of {options.max_shard_size}")
+    print(f"load {psutil.getloadavg()[0]:.1f} on {os.cpu_count()} cores; shards of {options.max_shard_size}")
     print(f"streams: {options.streams or 'default'}; line: {options.line or 'none'}")
     with tempfile.TemporaryDirectory(dir=options.root) as name:
         bench = Bench(

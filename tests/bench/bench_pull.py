@@ -22,6 +22,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from hubshard.hubserver import running
 from tests.bench.line import line_to
@@ -74,7 +76,7 @@ def main() -> None:
         env = environment(url, folder / "home", xet=not options.no_xet)
         subprocess.run([sys.executable, "-c", PREPARE, folder / "made", str(options.nbytes)], env=env, check=True)
         shutil.rmtree(folder / "made")
-        print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; line: {options.line or 'none'}")
+        print(f"load {psutil.getloadavg()[0]:.1f} on {os.cpu_count()} cores; line: {options.line or 'none'}")
         with line_to(url, options.line and options.line * 1e6) as at:
             report(compare(folder, env | {"HF_ENDPOINT": at}, options.pairs), options.nbytes)
         for who in () if options.skip_kill else CALLS:

@@ -97,12 +97,13 @@ class Ranks:
 
 
 def peak_bytes() -> int:
-    if sys.platform == "win32":
-        return int(psutil.Process().memory_info().peak_wset)
-    import resource
+    if sys.platform != "win32":
+        import resource
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+        found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    else:
+        found = int(psutil.Process().memory_info().peak_wset)
+    return found
 
 
 def main() -> None:

@@ -42,6 +42,7 @@ import torch
 
 from hubshard import ResumeBranch
 from hubshard.events import Event
+from hubshard.lazy.pages import forget
 
 warnings.simplefilter("ignore")
 PIECE_BYTES = 8 * 2**20
@@ -297,13 +298,12 @@ _buffers: dict[int, bytearray] = {}
 
 def drop(files: list[Path]) -> bool:
     """Drop files from the page cache, where the system has a way."""
-    if not hasattr(os, "posix_fadvise"):
-        return False
+    dropped = []
     for path in files:
-        with path.open("rb") as file:
+        with path.open("rb+") as file:
             os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return True
+            dropped.append(forget(file.fileno(), 0, path.stat().st_size))
+    return all(dropped)
 
 
 def restoring(bench: Bench) -> None:

@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from hubshard.lazy.pages import forget
 from hubshard.plan import plan_shards
 from hubshard.tensors import TensorSpec
 
@@ -115,9 +118,9 @@ def make_model(
 def make_cold(folder: Path) -> None:
     """Take the weight files out of the page cache: written back, then dropped by posix_fadvise(DONTNEED)."""
     for path in folder.glob("*.safetensors"):
-        with path.open("rb") as file:
+        with path.open("rb+") as file:
             os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            forget(file.fileno(), 0, path.stat().st_size)
 
 
 def make_warm(folder: Path) -> None:
@@ -146,4 +149,4 @@ def median(found: Sequence[Mapping[str, Any]], key: str) -> float:
 
 def load_average() -> str:
     """How busy the machine is."""
-    return " ".join(f"{value:.1f}" for value in os.getloadavg())
+    return " ".join(f"{value:.1f}" for value in psutil.getloadavg())

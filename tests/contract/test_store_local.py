@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,7 @@ from hubshard.errors import ConflictError, FormatError, IntegrityError, NotFound
 from hubshard.protocols import Revision
 from hubshard.store.local import LocalStore
 from hubshard.store.local_stage import check_free_space
-
-posix_only = pytest.mark.skipif(sys.platform == "win32", reason="modes and links of POSIX")
+from tests.systems import make_pipe, posix_only
 
 
 @pytest.fixture
@@ -224,7 +222,7 @@ def test_a_snapshot_of_the_hugging_face_cache_is_a_directory_like_any_other(tmp_
 
 @posix_only
 def test_what_is_neither_file_nor_folder_is_refused(root: Path) -> None:
-    os.mkfifo(root / "pipe")
+    make_pipe(root / "pipe")
     with pytest.raises(FormatError, match=r"pipe in .* neither a file nor a folder"):
         LocalStore(root).head("main")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -288,7 +287,7 @@ def killed() -> None:
         seen.extend([event.path] if event.kind == "staged" else [])
         if dist.get_rank() == 1 and len(seen) == 3:
             time.sleep(1)  # so that rank 0 has kept the first ones
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), 9)
 
     model = layers(24, 96)
     fully_shard(model)

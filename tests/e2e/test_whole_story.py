@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +12,7 @@ import pytest
 
 from tests import warm
 from tests.faults.models import Repo, new_repo
+from tests.systems import KILLED, posix_only
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("starlette")
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="SIGKILL")
+pytestmark = posix_only
 
 SCRIPT = Path(__file__).with_name("whole_story_script.py")
 STEPS, SAVED, DIES = 10, 6, 8  # it saves every third step
@@ -55,7 +54,7 @@ def train(
     done = warm.run(argv, imports="torch", ranks=ranks, env={**env, "OMP_NUM_THREADS": "1"}, timeout=280)
     log = done.stdout + done.stderr
     if dies:
-        assert done.returncode == (-signal.SIGKILL if world == 1 else 1), log[-4000:]
+        assert done.returncode == (KILLED if world == 1 else 1), log[-4000:]
     else:
         assert done.returncode == 0, log[-6000:]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import textwrap
 import warnings
@@ -93,7 +92,7 @@ def main(rank: int, world: int) -> None:
                     branch.save(state, state.step)
                     branch.wait()
                 if state.step == DIES:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    os.kill(os.getpid(), 9)
                 if state.step == STOP:
                     break
     whole = get_model_state_dict(model, options=WHOLE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.proxy import Answer, Exchange, Fault, Proxy
+from tests.systems import KILLED
 
 __all__ = ["Clients", "Ended", "Victim", "clients"]
 
@@ -30,7 +30,7 @@ class Ended:
 
     @property
     def is_killed(self) -> bool:
-        return self.status == -signal.SIGKILL
+        return self.status == KILLED
 
     def nbytes(self, kind: str) -> int:
         """Bytes that its events of a kind speak of."""
@@ -53,7 +53,7 @@ class Victim:
         """End it now, whatever it does."""
         self._known.wait(60)
         with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+            os.kill(self._pid, 9)
 
     def dies_at(self, proxy: Proxy, pattern: str, number: int, *, when: str) -> None:
         """Have it die at the request of that number (from 1) which a proxy gets of a kind, "before" or "after" it."""

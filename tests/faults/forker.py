@@ -23,6 +23,8 @@ import hubshard.publish.push
 from hubshard.events import Event
 from tests.faults.models import weights
 
+assert sys.platform != "win32"  # it forks
+
 FILE_STEPS = {"open", "os.rename", "os.remove", "os.link", "os.symlink", "os.truncate", "os.mkdir", "os.rmdir"}
 
 

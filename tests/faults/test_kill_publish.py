@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections.abc import Iterator, Mapping
@@ -18,12 +17,13 @@ import pytest
 from tests.faults.clients import Clients, Victim, clients
 from tests.faults.models import SHARD_BYTES, Repo, Weights, equal, new_repo, weights
 from tests.faults.proxy import Proxy, proxied
+from tests.systems import posix_only
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
 
 pytest.importorskip("starlette")
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="SIGKILL")
+pytestmark = posix_only
 
 SHARDS = 4
 TITLES = ["new", "a commit", "initial commit"]

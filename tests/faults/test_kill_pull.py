@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import threading
@@ -21,12 +20,13 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from tests.faults.clients import Clients, Victim, clients
 from tests.faults.models import Repo, equal, new_repo, read_folder, weights
 from tests.faults.proxy import Proxy, proxied
+from tests.systems import posix_only
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
 
 pytest.importorskip("starlette")
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="SIGKILL")
+pytestmark = posix_only
 
 SHARDS = 4
 WORKERS = 2

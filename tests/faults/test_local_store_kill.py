@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +11,13 @@ import pytest
 from hubshard.store.local import LocalStore
 from hubshard.store.local_swap import locked, recover, workspace_of
 from tests import warm
+from tests.systems import KILLED
 
 OLD = {"config.json": b"old", "keep.bin": b"k" * 100_000, "gone/a.bin": b"old"}
 NEW = {"config.json": b"new", "keep.bin": b"k" * 100_000, "added/b.bin": b"n" * 300_000}
 
 WRITER = """
-import os, signal, sys
+import os, sys
 from pathlib import Path
 from hubshard.store.local import LocalStore
 
@@ -27,7 +27,7 @@ taken = []
 def on_step(step):
     taken.append(step)
     if len(taken) == fatal:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), 9)
 
 store = LocalStore(root, on_step=on_step)
 files = {"config.json": b"new", "added/b.bin": b"n" * 300_000}
@@ -39,7 +39,7 @@ store.commit("main", parent=store.head("main"), add=add, remove=["gone/a.bin"], 
 print("\\n".join(taken))
 """
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
+exchanges_names = pytest.mark.skipif(sys.platform == "win32", reason="there a kill may come between two renames")
 
 
 def files_in(root: Path) -> dict[str, bytes]:
@@ -56,6 +56,7 @@ def write(root: Path, fatal: int) -> subprocess.CompletedProcess[str]:
     return warm.run(["-c", WRITER, root, str(fatal)], imports="client", timeout=60)
 
 
+@exchanges_names
 def test_a_kill_at_each_step_leaves_the_old_or_the_new_and_the_next_run_completes(tmp_path: Path) -> None:
     make(tmp_path / "whole", OLD)
     done = write(tmp_path / "whole", 0)
@@ -66,7 +67,7 @@ def test_a_kill_at_each_step_leaves_the_old_or_the_new_and_the_next_run_complete
     for fatal, step in enumerate(steps, start=1):
         place = tmp_path / f"{fatal}-{step}"
         make(place / "model", OLD)
-        assert write(place / "model", fatal).returncode == -signal.SIGKILL, step
+        assert write(place / "model", fatal).returncode == KILLED, step
         assert files_in(place / "model") in (OLD, NEW), step
         again = write(place / "model", 0)
         assert again.returncode == 0, again.stderr
@@ -74,6 +75,7 @@ def test_a_kill_at_each_step_leaves_the_old_or_the_new_and_the_next_run_complete
         assert list(place.iterdir()) == [place / "model"], step
 
 
+@exchanges_names
 def test_a_kill_at_each_step_of_the_first_commit_leaves_nothing_or_all(tmp_path: Path) -> None:
     written = {path: content for path, content in NEW.items() if path != "keep.bin"}
     steps = write(tmp_path / "whole", 0).stdout.split()
@@ -81,7 +83,7 @@ def test_a_kill_at_each_step_of_the_first_commit_leaves_nothing_or_all(tmp_path:
     for fatal, step in enumerate(steps, start=1):
         place = tmp_path / f"{fatal}-{step}"
         place.mkdir()
-        assert write(place / "model", fatal).returncode == -signal.SIGKILL, step
+        assert write(place / "model", fatal).returncode == KILLED, step
         assert LocalStore(place / "model").head("main") is None or files_in(place / "model") == written, step
         assert write(place / "model", 0).returncode == 0, step
         assert files_in(place / "model") == written, step
@@ -106,13 +108,13 @@ def test_what_systems_without_an_exchange_of_names_leave_is_finished_or_undone(t
     with locked(root):
         recover(root)
     assert files_in(root) == expected
-    assert list(workspace.iterdir()) == []
+    assert {file.name for file in workspace.iterdir()} <= {"lock"}  # of Windows
 
 
 def test_what_was_staged_before_a_kill_is_not_written_again(tmp_path: Path) -> None:
     make(tmp_path / "model", OLD)
     steps = write(tmp_path / "model-2", 0).stdout.split()
-    assert write(tmp_path / "model", steps.index("build") + 1).returncode == -signal.SIGKILL
+    assert write(tmp_path / "model", steps.index("build") + 1).returncode == KILLED
     store = LocalStore(tmp_path / "model")
     (staged,) = workspace_of(tmp_path / "model").glob("staged-*")
     sha256 = max(staged.iterdir(), key=lambda file: file.stat().st_size).name

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 else:
     import memory_hub
 
+assert sys.platform != "win32"  # it forks
+
 STEPS = {"open", "os.rename", "os.remove", "os.link", "os.symlink", "os.truncate", "os.mkdir", "os.rmdir"}
 STEPS |= {"shutil.copyfile", "shutil.rmtree"}
 WORKERS = 2

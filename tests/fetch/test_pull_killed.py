@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 from types import ModuleType
 
@@ -14,8 +12,7 @@ from hubshard.fetch.hf_cache import CacheLayout
 from hubshard.fetch.parts import PIECE_BYTES
 from hubshard.fetch.pulling import pull_from
 from tests import warm
-
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="SIGKILL")
+from tests.systems import KILLED, posix_only
 
 WORKERS = 2
 DIE_AT_A_PIECE = """
@@ -32,6 +29,7 @@ pull_from(hub, CacheLayout(Path(sys.argv[2]), "org/model"), memory_hub.request(w
 """
 
 
+@posix_only
 @pytest.mark.parametrize("change", ["other weights in as many shards", "a single file", "only the config"])
 @pytest.mark.parametrize("kind", ["cache", "directory"])
 def test_killed_at_any_step_a_reader_sees_the_old_or_the_new_and_the_rerun_completes(
@@ -56,7 +54,7 @@ def test_after_a_kill_no_more_than_the_pieces_in_flight_are_fetched_again(
 ) -> None:
     arguments = [str(Path(__file__).parent), str(tmp_path), str(piece * PIECE_BYTES), str(WORKERS)]
     killed = warm.run(["-c", DIE_AT_A_PIECE, *arguments], imports="client", timeout=120)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert killed.returncode == KILLED, killed.stderr
     files = memory.REVISIONS["six pieces"]()
     hub = memory.MemoryHub()
     hub.put(files)

@@ -29,6 +29,8 @@ from hubshard.steps.places import BranchPlace, LocalPlace
 from hubshard.steps.step import MANIFEST_NAME, step_folder
 from hubshard.store.hub import HubStore
 
+assert sys.platform != "win32"  # it forks
+
 STEPS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}
 ENDED_WHOLE, FAILED, _ANSWER = 0, 7, 100
 FOLDER = Path(sys.argv[1])

@@ -25,6 +25,8 @@ from hubshard.resume.agreement import StepAgreement
 from hubshard.resume.cadence import Cadence
 from hubshard.resume.preemption import DEFAULT_SIGNALS, Preemption
 
+assert sys.platform != "win32"  # which has no such signals
+
 OUT = Path(sys.argv[1])
 NUMBERS = itertools.count()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import pytest
 from hubshard.errors import ConflictError
 from hubshard.resume.saves import folder_lock
 from hubshard.resume.saves.folder_lock import FolderLock
+from tests.systems import kill_group
 
 HOLDER = """
 import os, sys, time
@@ -55,8 +55,7 @@ def test_a_run_that_is_killed_lets_go_though_what_it_forked_lives_on(
         assert second.holder() is None
         second.release()
     finally:
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, 9)
+        kill_group(process.pid)
         process.kill()
         process.communicate()
     assert list(tmp_path.iterdir()) == []

@@ -646,17 +646,17 @@ def test_it_is_to_be_saved_every_so_many_steps_and_not_twice(tmp_path: Path) -> 
 
 
 def test_a_signal_leads_to_a_last_save_and_to_the_exit_code_of_its_number(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-    with ResumeBranch(None, local_dir=tmp_path, every=100, busy="skip", signals=[signal.SIGUSR1]) as branch:
+    before = signal.getsignal(signal.SIGTERM)
+    with ResumeBranch(None, local_dir=tmp_path, every=100, busy="skip", signals=[signal.SIGTERM]) as branch:
         for step in range(1, 9):
             if step == 5:
-                signal.raise_signal(signal.SIGUSR1)
+                signal.raise_signal(signal.SIGTERM)
             if branch.should_save(step):
                 assert branch.save(_state(step), step)
             if branch.should_stop(step):
                 break
-        assert branch.exit_code == 128 + signal.SIGUSR1
-    assert signal.getsignal(signal.SIGUSR1) == before
+        assert branch.exit_code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before
     step_found, state = _restored(tmp_path)
     assert step_found == 5
     assert _is(state, 5)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -22,8 +20,10 @@ if TYPE_CHECKING:
     from tests.conftest import Hub
 
 from hubshard.resume.data.data_order import DataOrder
+from tests.systems import KILLED, kill_group, posix_only
 
 pytest.importorskip("torch")
+pytestmark = posix_only
 
 SCRIPT = Path(__file__).with_name("train_gpt.py")
 
@@ -66,7 +66,7 @@ class Trainer:
     def kill(self, pids: list[int]) -> list[int]:
         """SIGKILL to the ranks and their workers; their statuses."""
         for pid in pids:
-            os.killpg(pid, signal.SIGKILL)
+            kill_group(pid)
         return self.wait(pids)
 
     def stop(self) -> None:
@@ -158,7 +158,7 @@ def train_with_kills(
         elif moments.random() < 0.7:
             wait_beyond(logged, before[2] + moments.randint(0, 4), out)
         time.sleep(moments.uniform(0, 0.03))
-        assert set(trainer.kill(pids)) == {-signal.SIGKILL}, errors(out)
+        assert set(trainer.kill(pids)) == {KILLED}, errors(out)
         if number % 4 == 3:
             shutil.rmtree(local_dir)
     trainer.finish(out, every=20, repo=repo, local_dir=str(local_dir), **told)

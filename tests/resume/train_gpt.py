@@ -33,6 +33,8 @@ from hubshard.resume.state.train_state import TrainState
 from hubshard.steps.canonical import encode
 from hubshard.store import hub as hub  # noqa: PLC0414  # imported once, before the forks
 
+assert sys.platform != "win32"  # it forks
+
 CONTEXT, WIDTH, HEADS = 24, 32, 4
 GLOBAL_BATCH, MICRO_BATCH = 8, 2
 TEXT = Path(textwrap.__file__).read_bytes()  # a module of Python itself

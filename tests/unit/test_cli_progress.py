@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import typer
 from hubshard.cli.log_lines import LogLines
 from hubshard.cli.progress import reporting
 from hubshard.events import Event
+from tests.systems import open_terminal
 
 EVENTS = [
     Event("publish", "start", "org/name", 100),
@@ -105,10 +107,7 @@ def test_a_job_of_github_says_how_far_it_is_and_nobody_else(
 def test_on_a_terminal_the_bar_shows_unless_it_is_switched_off(
     argument: list[str], variables: dict[str, str], shown: bool
 ) -> None:
-    import os
-    import pty
-
-    parent, child = pty.openpty()
+    parent, child = open_terminal()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {"TERM": "xterm"} | variables
     with subprocess.Popen([sys.executable, "-c", PROGRAM, *argument], stderr=child, env=environment) as process:
         os.close(child)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hubshard.lazy.drop_behind import DropBehind, available_memory
+from hubshard.lazy.pages import forget
 from hubshard.store.local import LocalStore
 
 MEBI = 2**20
@@ -22,10 +23,9 @@ def path(tmp_path: Path) -> Path:
     """A file that is not in the cache."""
     made = tmp_path / "a.bin"
     made.write_bytes(os.urandom(32 * MEBI))
-    if hasattr(os, "posix_fadvise"):
-        with made.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with made.open("rb+") as file:
+        os.fsync(file.fileno())
+        forget(file.fileno(), 0, 32 * MEBI)
     return made
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import signal
 import subprocess
 import sys
 from collections import namedtuple
@@ -87,7 +86,7 @@ def test_what_a_killed_run_has_left_is_removed_and_what_a_live_one_holds_is_not(
         with scratch_in(tmp_path, []):
             assert held < set(tmp_path.iterdir())
         assert set(tmp_path.iterdir()) == held
-        process.send_signal(signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM)
+        process.kill()
         process.wait()
     assert set(tmp_path.iterdir()) == held
     with scratch_in(tmp_path, []):
