@@ -16,6 +16,7 @@ import pytest
 from hubshard.header import encode_header
 from hubshard.tensors import TensorSpec
 from tests import warm
+from tests.systems import make_pipe
 
 if TYPE_CHECKING:
     from tests.conftest import Hub, StartHub
@@ -267,7 +268,7 @@ def test_ctrl_c_during_a_publish_ends_it_at_once_with_one_line_and_the_next_run_
 ) -> None:
     model = _write_model(tmp_path / "large", tensors=40, elements=1_000_000)
     events = tmp_path / "events.jsonl"
-    os.mkfifo(events)
+    make_pipe(events)
     options = ["--max-shard-size", "10MB", "--staging-batch-size", "1B"]
     command = [sys.executable, "-m", "hubshard", "publish", str(model), repo, *options]
     started = [*command, "--events", str(events)]

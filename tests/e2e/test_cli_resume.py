@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -23,6 +22,7 @@ from hubshard.steps.writing import PieceStream, commit_step, stage_stream
 from hubshard.store.hub import HubStore
 from hubshard.tensors import Box, TensorSpec
 from tests import warm
+from tests.systems import make_pipe
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -239,7 +239,7 @@ def test_ctrl_c_during_a_pull_is_one_line_and_the_next_goes_on(hub: Hub, repo: s
     held = folder / ".rank-00000-pull.part"
     command = [sys.executable, "-m", "hubshard", "resume", "pull", repo, "--local-dir", str(tmp_path / "steps")]
     fifo = tmp_path / "events"
-    os.mkfifo(fifo)  # nobody reads on: the pull stands still after a few events, wherever it is
+    make_pipe(fifo)  # nobody reads on: the pull stands still after a few events, wherever it is
     process = subprocess.Popen(
         [*command, "--events", str(fifo)], env=hub.client_env(), stderr=subprocess.PIPE, text=True
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import signal
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +26,7 @@ from hubshard.steps.writing import PieceStream, commit_step, stage_stream
 from hubshard.store.hub import HubStore
 from hubshard.tensors import Box, TensorSpec
 from tests.faults.proxy import lose, proxied
+from tests.systems import KILLED
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -274,7 +273,7 @@ def test_another_step_of_the_same_number_is_not_written_over(hub: Hub, store: Hu
 
 
 PULL = """
-import os, signal, sys
+import os, sys
 from hubshard.steps.branch import StepBranch
 left = int(sys.argv[3])
 def on_event(event):
@@ -282,12 +281,11 @@ def on_event(event):
     if event.kind == "received":
         left -= event.nbytes
         if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), 9)
 StepBranch("org/run", token="hf_test", endpoint=sys.argv[1], on_event=on_event).pull(9, sys.argv[2])
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="it has no SIGKILL")
 def test_a_pull_that_was_killed_goes_on_from_the_blocks_that_arrived(hub: Hub, tmp_path: Path) -> None:
     store = HubStore(REPO, token=TOKEN, endpoint=hub.url, xet=False)
     store.create_repo()
@@ -306,7 +304,7 @@ def test_a_pull_that_was_killed_goes_on_from_the_blocks_that_arrived(hub: Hub, t
         store, "resume", parent=store.head("resume"), step=step, raw=encode_step(step), staged=[staged], remove=gone
     )
     killed = hub.try_client(PULL, hub.url, tmp_path / "steps", str(7 * 2**20))
-    assert killed.returncode == -signal.SIGKILL
+    assert killed.returncode == KILLED
     assert {path.suffix for path in (tmp_path / "steps" / step_folder(9)).iterdir()} == {".part"}
     hub.reset_counters()
     branch_of(hub).pull(9, tmp_path / "steps")
@@ -494,24 +492,23 @@ def test_a_branch_that_began_at_an_old_step_keeps_its_files(hub: Hub, store: Hub
     assert not {file.sha256 for file in steps[1].files[:2]} & held(hub).keys()
 
 
-KILLED = """
-import os, signal, sys
+KILLED_THERE = """
+import os, sys
 from hubshard.steps.branch import StepBranch
 def on_event(event):
     if event.kind == "squash":
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), 9)
 branch = StepBranch("org/run", token="hf_test", endpoint=sys.argv[1], on_event=on_event)
 branch.prune(keep=1, squash=True)
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="it has no SIGKILL")
 @pytest.mark.parametrize("saves_between", [False, True])
 def test_what_a_kill_between_squash_and_deletion_leaves_is_freed_by_the_next_prune(
     hub: Hub, store: HubStore, saves_between: bool
 ) -> None:
     steps = save_all(store, 1, 2, 3)
-    assert hub.try_client(KILLED, hub.url).returncode == -signal.SIGKILL
+    assert hub.try_client(KILLED_THERE, hub.url).returncode == KILLED
     assert len(hub.api()("GET", f"/api/models/{REPO}/commits/resume").json) == 1
     assert len(held(hub)) == 7
     if saves_between:
