@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
+from huggingface_hub import set_client_factory
+from huggingface_hub.utils._http import default_client_factory
 
 from hubshard.errors import ConflictError, IntegrityError, NotFoundError, StoreError
 from hubshard.hubserver import Settings
@@ -169,6 +171,18 @@ def test_a_branch_and_a_tag_whose_answers_are_lost_are_made(setting: Setting) ->
 # Reads
 
 
+@pytest.fixture(params=["plain connections", "a client made to order"])
+def by(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param == "a client made to order":
+        set_client_factory(lambda: default_client_factory())  # noqa: PLW0108  # another function
+    yield
+    set_client_factory(default_client_factory)
+
+
+by_both = pytest.mark.usefixtures("by")
+
+
+@by_both
 def test_a_read_that_is_cut_goes_on_where_it_stopped(setting: Setting) -> None:
     setting.proxy.fail(RESOLVE, cut(700_000), cut(0), cut(300_000))
     assert setting.read(1000, 1_900_000) == WEIGHTS[1000:1_900_000]
@@ -177,6 +191,7 @@ def test_a_read_that_is_cut_goes_on_where_it_stopped(setting: Setting) -> None:
     assert starts == [1000, 701_000, 701_000, 1_001_000]
 
 
+@by_both
 def test_a_read_is_given_up_when_nothing_comes_any_more(setting: Setting) -> None:
     refused = [say(503, "down", Retry_After="0")] * 6
     setting.proxy.fail(RESOLVE, *refused)
@@ -186,6 +201,7 @@ def test_a_read_is_given_up_when_nothing_comes_any_more(setting: Setting) -> Non
     assert len(setting.proxy.lines(RESOLVE)) == 6
 
 
+@by_both
 def test_a_read_that_stalls_is_taken_up_again(setting: Setting) -> None:
     client = HubClient(
         setting.store.repo_id,
@@ -200,6 +216,7 @@ def test_a_read_that_stalls_is_taken_up_again(setting: Setting) -> None:
     assert len(setting.proxy.lines(RESOLVE)) == 2
 
 
+@by_both
 @pytest.mark.parametrize(
     "fault",
     [
@@ -218,6 +235,7 @@ def test_an_answer_that_is_not_the_range_asked_for_is_refused(setting: Setting, 
     assert len(setting.proxy.lines(RESOLVE)) == 1
 
 
+@by_both
 def test_a_refusal_to_read_is_final(setting: Setting) -> None:
     setting.proxy.fail(RESOLVE, say(403, "not for you", Date="Thu, 01 Jan 1970 00:00:00 GMT"))
     with pytest.raises(StoreError, match=r"the token must have read access to .*; the server says: not for you"):
@@ -242,6 +260,7 @@ def test_a_read_that_fails_by_xet_goes_on_by_http(setting: Setting, pattern: str
     assert setting.proxy.lines(RESOLVE)
 
 
+@by_both
 def test_a_redirect_to_another_server_gets_no_token_and_is_remembered(setting: Setting) -> None:
     elsewhere = Proxy(setting.hub.port)
     try:
@@ -260,6 +279,7 @@ def test_a_redirect_to_another_server_gets_no_token_and_is_remembered(setting: S
         elsewhere.close()
 
 
+@by_both
 def test_redirects_in_a_circle_end(setting: Setting) -> None:
     setting.proxy.fail(RESOLVE, *[redirect("/x/y/resolve/main/z?secret=1")] * 20)
     with pytest.raises(StoreError, match=r"more than 5 redirects, the last to .*/resolve/main/z$") as caught:
