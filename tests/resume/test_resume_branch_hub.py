@@ -383,7 +383,7 @@ def test_a_push_is_given_up_when_the_time_runs_out_and_the_step_is_on_the_disk(m
         if event.kind == "commit":
             threading.Event().wait(0.5)
     with run(signals=[signal.SIGTERM], grace_seconds=2.1, on_event=slow) as branch:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         assert branch.should_save(2)
         branch.save(state(2), 2)
         assert branch.should_stop(2)
@@ -394,12 +394,12 @@ def test_a_push_is_given_up_when_the_time_runs_out_and_the_step_is_on_the_disk(m
 
     nobody = dict(endpoint="http://127.0.0.1:9")  # is tried again and again
     with run("third", signals=[signal.SIGTERM], grace_seconds=2.1, **nobody) as branch:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         assert branch.should_save(3)
         branch.save(state(3), 3)
     with run("fourth", signals=[signal.SIGTERM], grace_seconds=100, **nobody) as branch:
         branch._hub.max_retries = 0
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         assert branch.should_save(4)
         branch.save(state(4), 4)
         branch.wait()  # and raises nothing: it would change what the process ends with
