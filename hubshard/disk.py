@@ -8,9 +8,10 @@ import sys
 from io import RawIOBase
 from pathlib import Path
 
-__all__ = ["is_full", "read_exactly", "sync_folder", "write_all"]
+__all__ = ["FULL", "is_full", "read_exactly", "sync_folder", "write_all"]
 
-_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}  # not every system has quotas
+FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
+"""What the system calls a full disk, or one of which one user may take no more; not every system has quotas."""
 
 
 def read_exactly(file: RawIOBase, into: memoryview) -> int:
@@ -48,4 +49,4 @@ def sync_folder(*folders: Path) -> None:
 
 def is_full(error: OSError) -> bool:
     """Whether it says that a disk is full, or the part of it that one user may take."""
-    return error.errno in _FULL
+    return error.errno in FULL

@@ -7,15 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 from hubshard.errors import FormatError, StoreError
 from hubshard.events import Event, OnEvent, ignore
+from hubshard.periodic import Periodic
 from hubshard.sizes import format_size
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["LimitError", "Limits", "Watch"]
 
@@ -53,7 +49,7 @@ class Limits:
                 raise FormatError(f"{name}={value} is not a positive number", hint="leave it out for no limit")
 
 
-class Watch:
+class Watch(Periodic):
     """An `OnEvent` that ends the operation when a limit is broken; to be used as a context manager.
 
     A thread looks at the clock, so that what stands still is seen too. Once a limit is broken, `then` gets an "error"
@@ -76,6 +72,7 @@ class Watch:
         on_break: Callable[[LimitError], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(self.check, "hubshard-watch", every_seconds=_LOOK_SECONDS)
         self._limits = limits
         self._then = then
         self._on_break = on_break
@@ -89,19 +86,6 @@ class Watch:
         self._steps: deque[tuple[float, int, int]] = deque()
         self._sums = [0, 0]  # bytes in the window: moved, and prepared
         self._error: LimitError | None = None
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="hubshard-watch", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
 
     def __call__(self, event: Event) -> None:
         """Take an event in and pass it on.
@@ -126,10 +110,6 @@ class Watch:
             self._error = found
         self._then(Event(self._operation, "error", detail=f"{type(found).__name__}: {found}"))
         self._on_break(found)
-
-    def _look(self) -> None:
-        while not self._ended.wait(_LOOK_SECONDS):
-            self.check()
 
     def _take_in(self, event: Event, now: float) -> None:
         if event.kind == "start":

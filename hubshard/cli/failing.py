@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from types import MappingProxyType
 
+from hubshard.disk import FULL
 from hubshard.errors import HubshardError, StoreError
 
 if sys.platform != "win32":
@@ -26,8 +27,7 @@ _HINTS = MappingProxyType(
         errno.ENOTDIR: "name a directory; a part of that path is a file",
         errno.EISDIR: "name a file; that is a directory",
         errno.ENAMETOOLONG: "choose a shorter name",
-        errno.ENOSPC: "free some space, or name another disk",
-        errno.EDQUOT: "free some space, or name another disk",
+        **dict.fromkeys(FULL, "free some space, or name another disk"),
     }
 )
 

@@ -6,14 +6,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 from hubshard.events import Event
+from hubshard.periodic import Periodic
 from hubshard.sizes import format_size
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["LogLines", "is_wanted"]
 
@@ -30,7 +26,7 @@ def is_wanted() -> bool:
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
-class LogLines:
+class LogLines(Periodic):
     """Says every half minute how far an operation is; to be used as a context manager.
 
     Args:
@@ -46,25 +42,13 @@ class LogLines:
         every_seconds: float = _EVERY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(self._say_line, "hubshard-log", every_seconds=every_seconds)
         self._say = say
-        self._every_seconds = every_seconds
         self._clock = clock
         self._operation = ""
         self._whole = self._moved = self._read = 0
         self._last = (clock(), 0, 0)
         self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hubshard-log", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self._thread.join()
 
     def take_in(self, event: Event) -> None:
         """Count an event."""
@@ -95,8 +79,7 @@ class LogLines:
             reading = f", {format_size((self._read - read) / seconds)}/s read" if self._moved == moved else ""
             return f"{told}, {rate}{reading}"
 
-    def _run(self) -> None:
-        while not self._ended.wait(self._every_seconds):
-            line = self.line()
-            if line is not None:
-                self._say(line)
+    def _say_line(self) -> None:
+        line = self.line()
+        if line is not None:
+            self._say(line)
