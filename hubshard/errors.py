@@ -12,6 +12,8 @@ HubshardError
 
 from __future__ import annotations
 
+import sys
+
 __all__ = [
     "ConflictError",
     "FormatError",
@@ -34,10 +36,28 @@ class HubshardError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint: str | None = None
+        if hint is not None:
+            self.add_hint(hint)
 
     def __str__(self) -> str:
         return self.message
+
+    def add_hint(self, hint: str) -> None:
+        """Say one more thing to do about it. A traceback shows it too, where Python has notes (3.11 and newer)."""
+        self.hint = hint if self.hint is None else f"{self.hint}; {hint}"
+        if sys.version_info >= (3, 11):
+            self.add_note(f"Hint: {hint}")
+
+    def add_place(self, place: str, *, known_by: str) -> None:
+        """Say where it happened.
+
+        Args:
+            place: put before the message.
+            known_by: unless the message has this in it.
+        """
+        if known_by not in self.message:
+            self.message = f"{place}: {self.message}"
 
 
 class ConflictError(HubshardError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["brief", "listed", "one_line"]
+__all__ = ["brief", "counted", "listed", "one_line"]
 
 _MOST_CHARACTERS = 200
 
@@ -18,6 +18,11 @@ def one_line(text: str) -> str:
     """`text` for a terminal: no line breaks, and what it would obey rather than show is escaped."""
     line = " ".join(text.split())
     return line if line.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+
+
+def counted(number: int, what: str) -> str:
+    """How many of something: "1 file", "2,000 files"."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def listed(names: Sequence[str], *, most: int = 8) -> str:

@@ -40,9 +40,11 @@ from hubshard.cli.publishing import (
     print_plan,
     published_record,
 )
+from hubshard.messages import counted
 from hubshard.sizes import format_size
 
 if TYPE_CHECKING:
+    from hubshard.events import Event
     from hubshard.publish import Published
 
 __all__ = ["publish"]
@@ -154,13 +156,16 @@ def _abandon(source: str, repo: str | None, *, revision: str, token: str | None,
 
     if repo is not None:
         raise typer.BadParameter("--abandon takes the REPO alone", param_hint="SOURCE")
-    dropped = abandon(source, revision=revision, token=token)
+    told: list[Event] = []
+    dropped = abandon(source, revision=revision, token=token, on_event=told.append)
     if as_json:
-        echo_json({"dropped": dropped})
-    elif dropped:
-        typer.echo("\n".join(dropped))
-    else:
-        typer.echo(f"{source} has no unfinished publish to {revision}", err=True)
+        echo_json({"dropped": dropped, "nbytes": sum(event.nbytes for event in told)})
+        return
+    for event in told:
+        typer.echo(event.path)
+        typer.echo(f"branch {event.path} {event.detail}: {format_size(event.nbytes)} to be sent again", err=True)
+    if not dropped:
+        typer.echo(f"Nothing to drop: {source} has no unfinished publish to {revision}", err=True)
 
 
 def _print_summary(published: Published) -> None:
@@ -169,12 +174,12 @@ def _print_summary(published: Published) -> None:
         return
     typer.echo(published.pr_url or published.url)
     sizes = (
-        f"{published.shards} shard(s), {format_size(published.total_bytes)} in all: "
+        f"{counted(published.shards, 'shard')}, {format_size(published.total_bytes)} in all: "
         f"{format_size(published.sent_bytes)} sent, {format_size(published.skipped_bytes)} were there already, "
         f"{format_size(published.deduplicated_bytes)} deduplicated"
     )
     typer.echo(sizes)
     if published.deleted:
-        typer.echo(f"{len(published.deleted)} stale weight file(s) removed: {', '.join(published.deleted)}")
+        typer.echo(f"{counted(len(published.deleted), 'stale weight file')} removed: {', '.join(published.deleted)}")
     if published.tag:
         typer.echo(f"tagged {published.tag}")

@@ -156,10 +156,11 @@ def _checkpoint(opened: Opened, subfolder: str, variant: str | None) -> Checkpoi
     store, path = opened.store, opened.path
     if path is not None and subfolder:
         raise FormatError(f"{path} is a file, which has no folder {subfolder!r}", hint="leave subfolder out")
-    if isinstance(store, LoneFile):
-        return Checkpoint.of_store(store, opened.at, path=path, root=store.path.parent)
-    root = store.root if isinstance(store, LocalStore) else None
-    return Checkpoint.of_store(store, opened.at, folder=subfolder, path=path, variant=variant, root=root)
+    with opened.named():
+        if isinstance(store, LoneFile):
+            return Checkpoint.of_store(store, opened.at, path=path, root=store.path.parent)
+        root = store.root if isinstance(store, LocalStore) else None
+        return Checkpoint.of_store(store, opened.at, folder=subfolder, path=path, variant=variant, root=root)
 
 
 def _from_cache(target: RepoTarget, revision: str, subfolder: str, variant: str | None) -> Checkpoint | None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from hubshard.errors import ConflictError, FormatError, HubshardError
 from hubshard.events import OnEvent, Operation, ignore, operation
+from hubshard.messages import counted
 from hubshard.plan import ShardPlan
 from hubshard.protocols import Revision, Staged
 from hubshard.publish.destination import Destination
@@ -215,7 +216,7 @@ def _same(to: Delivery, outgoing: Outgoing) -> str:
     key = publish_key(outgoing.plan, repo_id=to.repo_id, revision=to.revision)
     where = HubStore(to.repo_id, endpoint=to.endpoint).url_of(Revision(to.revision, to.revision))
     asked = f"tag {to.tag}, pull request: {to.create_pr}, dry run: {to.dry_run}, plan {key}"
-    return f"{len(outgoing.plan.shards)} shard(s) of {outgoing.plan.nbytes} bytes to {where} ({asked})"
+    return f"{counted(len(outgoing.plan.shards), 'shard')} of {outgoing.plan.nbytes} bytes to {where} ({asked})"
 
 
 def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | None) -> Published:

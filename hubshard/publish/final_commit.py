@@ -12,6 +12,7 @@ from hubshard.names import is_weight_file
 from hubshard.protocols import Entry, Revision, Staged
 from hubshard.publish.destination import Destination
 from hubshard.publish.outgoing import Outgoing
+from hubshard.publish.preflight import check_tag
 
 __all__ = ["Change", "FinalCommit"]
 
@@ -117,11 +118,8 @@ class FinalCommit:
         return Change(tuple(s for s in staged if not s.is_same(tree.get(s.path))), tuple(sorted(stale)))
 
     def _check_tag(self, tag: str | None, at: Revision | None) -> None:
-        there = self._to.store.tags().get(tag) if tag else None
-        if there is not None and (at is None or there != at.commit):
-            raise ConflictError(
-                f"the tag {tag!r} is on commit {there} already", hint="choose another tag, or ask for it to be moved"
-            )
+        if tag:
+            check_tag(self._to.store, tag, at)
 
     def _commit_once(self, head: Revision, change: Change, title: str) -> Revision:
         self._ensure_branch(head)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from hubshard.errors import FormatError
-from hubshard.messages import brief, listed
+from hubshard.messages import brief, counted, listed
 from hubshard.names import is_weight_file, shard_name, variant_of
 from hubshard.paths import check_case, check_plain_path, check_store_path
 from hubshard.plan import MAX_INDEX_BYTES, MAX_SHARDS, Shard, ShardPlan, plan_shards
@@ -80,7 +80,7 @@ class Outgoing:
     @property
     def usual_title(self) -> str:
         """The title of the commit where none is asked for."""
-        return self.title or f"Publish {len(self.plan.shards)} shard(s) with hubshard"
+        return self.title or f"Publish {counted(len(self.plan.shards), 'shard')} with hubshard"
 
     @property
     def all_files(self) -> tuple[OutFile, ...]:
@@ -172,7 +172,9 @@ def from_store(
     store, at, path = opened.store, opened.at, opened.path
     entries = store.list(at)
     has_variant = path is None and any(is_weight_file(entry.path, variant=layout.variant) for entry in entries)
-    source = SafetensorsSource(store, at, path=path, variant=layout.variant if has_variant else None, workers=_WORKERS)
+    variant = layout.variant if has_variant else None
+    with opened.named():
+        source = SafetensorsSource(store, at, path=path, variant=variant, workers=_WORKERS)
     tensors: Source = CastSource(source, layout.dtype) if layout.dtype else source
     plan = _kept_plan(source, layout) or plan_shards(
         tensors.specs(),

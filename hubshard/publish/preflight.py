@@ -123,16 +123,17 @@ def check_one_meaning(tag: str, branches: Container[str]) -> None:
         )
 
 
-def check_tag(store: HubStore, tag: str, base: Revision) -> None:
-    """Refuse a tag that is on another commit: only what `base` holds already could have it.
+def check_tag(store: HubStore, tag: str, base: Revision | None) -> None:
+    """Refuse a tag that is on another commit than `base`: only what that holds already could have it.
 
     Raises:
         ConflictError: it is.
     """
     there = store.tags().get(tag)
-    if there is not None and there != base.commit:
+    if there is not None and (base is None or there != base.commit):
         raise ConflictError(
-            f"the tag {tag!r} is on commit {there} already", hint="choose another tag, or ask for it to be moved"
+            f"the tag {tag!r} is on commit {there} already",
+            hint="choose another tag, or move this one with --move-tag (in Python, move_tag=True)",
         )
 
 
@@ -161,5 +162,4 @@ def check_ignored(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]
 
 def tell_of_new_repo(error: HubshardError, store: HubStore) -> None:
     """Say in the hint of an error that the repo which was made for a publish is there, and empty."""
-    left = f"{store.repo_id} was made, and holds nothing yet"
-    error.hint = left if error.hint is None else f"{error.hint}; {left}"
+    error.add_hint(f"{store.repo_id} was made, and holds nothing yet")

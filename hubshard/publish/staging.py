@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from hubshard.errors import ConflictError, HubshardError, NotFoundError, StoreError
-from hubshard.events import OnRetry, ignore_retry
+from hubshard.events import Event, OnEvent, OnRetry, ignore, ignore_retry
+from hubshard.messages import counted
 from hubshard.plan import ShardPlan
 from hubshard.protocols import Entry, Revision, Staged, Store
 from hubshard.store.hub import HubStore
@@ -72,7 +73,12 @@ def staging_branches(
 
 
 def abandon(
-    repo_id: str, *, revision: str | None = None, token: Token = None, endpoint: str | None = None
+    repo_id: str,
+    *,
+    revision: str | None = None,
+    token: Token = None,
+    endpoint: str | None = None,
+    on_event: OnEvent = ignore,
 ) -> tuple[str, ...]:
     """Drop staging branches: what killed or failed publishes had finished is given up, and sent again by the next one.
 
@@ -83,6 +89,7 @@ def abandon(
         revision: only those of publishes to this branch.
         token: as in huggingface_hub, with write access; its login by default.
         endpoint: of the Hub; HF_ENDPOINT by default.
+        on_event: is told of each branch that was dropped, and how many bytes of finished files it kept.
 
     Returns:
         The names of the branches that were dropped.
@@ -94,7 +101,10 @@ def abandon(
     store = HubStore(repo_id, token=token, endpoint=endpoint)
     names = _of_target(store.branches(), revision)
     for name in names:
+        head = store.head(name)
+        kept = [] if head is None else [e.nbytes for e in store.list(head) if e.path.startswith(_FOLDER)]
         store.delete_branch(name)
+        on_event(Event("abandon", "staging", name, sum(kept), f"dropped, with {counted(len(kept), 'finished file')}"))
     return names
 
 

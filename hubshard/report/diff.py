@@ -74,7 +74,7 @@ def diff(
         FormatError: one of them does not hold together.
     """
     opened = [open_target(target, token=token, endpoint=endpoint) for target in (a, b)]
-    old, new = (SafetensorsSource(o.store, o.at, path=o.path, variant=variant, workers=_WORKERS) for o in opened)
+    old, new = (_source(each, variant) for each in opened)
     before, after = _with_aliases(old), _with_aliases(new)
     common = sorted(before.keys() & after.keys())
     reshaped = {name: (before[name], after[name]) for name in common if _unlike(before[name], after[name])}
@@ -97,6 +97,11 @@ def diff(
         same=len(alike) - len(changed),
         nbytes_read=sum(before[name].nbytes for name in undecided),
     )
+
+
+def _source(opened: Opened, variant: str | None) -> SafetensorsSource:
+    with opened.named():
+        return SafetensorsSource(opened.store, opened.at, path=opened.path, variant=variant, workers=_WORKERS)
 
 
 def _with_aliases(source: SafetensorsSource) -> dict[str, TensorSpec]:

@@ -130,7 +130,8 @@ def _verify(opened: Opened, other: Opened | None, against: str, variant: str | N
 
 def _structure(opened: Opened, variant: str | None) -> tuple[int, list[Problem]]:
     try:
-        source = SafetensorsSource(opened.store, opened.at, path=opened.path, variant=variant, workers=_WORKERS)
+        with opened.named():
+            source = SafetensorsSource(opened.store, opened.at, path=opened.path, variant=variant, workers=_WORKERS)
     except HubshardError as error:
         return 0, [Problem("", error.message)]
     return len(source.specs()), []

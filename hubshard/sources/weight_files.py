@@ -125,7 +125,7 @@ def _is_index(name: str) -> bool:
 
 
 def _place(prefix: str) -> str:
-    return prefix.rstrip("/") or "the checkpoint's folder"
+    return prefix.rstrip("/") or "the folder"
 
 
 def _there(here: Sequence[str], names: Sequence[str]) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hubshard.errors import FormatError, NotFoundError
+from hubshard.errors import FormatError, IncompleteError, IntegrityError, NotFoundError
 from hubshard.protocols import Reader, Revision
 from hubshard.store.local import LocalStore
 from hubshard.store.lone_file import LoneFile
@@ -29,11 +30,22 @@ class Opened:
         store: where it is.
         at: which one.
         path: the one file that was named, from the root; None for the whole tree.
+        where: for people: the path or `org/name@revision`.
     """
 
     store: Reader
     at: Revision
     path: str | None = None
+    where: str = ""
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """What is found wrong with its content names the repo and revision, or the directory."""
+        try:
+            yield
+        except (NotFoundError, FormatError, IncompleteError, IntegrityError) as error:
+            error.add_place(self.where, known_by=self.where.partition("@")[0])
+            raise
 
     def blocks(self, path: str, nbytes: int, *, block_bytes: int) -> Iterator[memoryview]:
         """A file's bytes in order; each block is valid until the next is asked for.
@@ -93,7 +105,7 @@ def open_path(path: Path) -> Opened:
     at = store.head("main")
     if at is None:
         raise NotFoundError(f"{path} does not exist", hint="give a directory, a .safetensors file or org/name")
-    return Opened(store, at, named)
+    return Opened(store, at, named, str(path))
 
 
 def open_repo(
@@ -117,4 +129,4 @@ def open_repo(
     at = store.head(branch)
     if at is None:
         raise NotFoundError(f"{target.repo_id} has no revision {branch!r}")
-    return Opened(store, at)
+    return Opened(store, at, where=f"{target.repo_id}@{branch}")

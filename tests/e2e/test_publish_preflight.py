@@ -104,7 +104,7 @@ def test_a_tag_that_is_elsewhere_is_refused_before_anything_is_sent(lab: Lab) ->
     before = lab.received()
     with pytest.raises(ConflictError, match="the tag 'v0' is on commit") as told:
         lab.push(weights(2), tag="v0")
-    assert told.value.hint == "choose another tag, or ask for it to be moved"
+    assert told.value.hint == "choose another tag, or move this one with --move-tag (in Python, move_tag=True)"
     assert lab.received() == before
 
 
