@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from hubshard.cli.common import Events, Json, Quiet, Revision, Token, Variant, echo_json, interruptible
+from hubshard.messages import counted
 from hubshard.sizes import format_size
 
 __all__ = ["diff", "verify"]
@@ -42,8 +43,8 @@ def verify(
         at = "" if Path(target).exists() else f" at {found.commit}"
         unknown = f", {found.unknown:,} without a known hash (--against REPO has one)" if found.unknown else ""
         typer.echo(
-            f"{found.tensors:,} tensors, {format_size(found.nbytes)}{at}: {found.files:,} file(s) checked by hash"
-            f"{unknown}, {len(found.problems):,} problem(s)"
+            f"{counted(found.tensors, 'tensor')}, {format_size(found.nbytes)}{at}: "
+            f"{counted(found.files, 'file')} checked by hash{unknown}, {counted(len(found.problems), 'problem')}"
         )
     if not found.ok:
         raise typer.Exit(1)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from hubshard.cli.common import Json, a_directory, echo_json, interruptible
+from hubshard.messages import counted
 from hubshard.sizes import format_size
 from hubshard.target import check_endpoint
 
@@ -76,6 +77,7 @@ def gc(
         return
     typer.echo(f"{format_size(report.freed_bytes)} freed")
     typer.echo(
-        f"{report.commits} commit(s), {report.lfs_files} large file(s), {report.objects} plain object(s), "
-        f"{report.xorbs} xorb(s), {report.blobs} small file(s) removed"
+        f"{counted(report.commits, 'commit')}, {counted(report.lfs_files, 'large file')}, "
+        f"{counted(report.objects, 'plain object')}, {counted(report.xorbs, 'xorb')}, "
+        f"{counted(report.blobs, 'small file')} removed"
     )

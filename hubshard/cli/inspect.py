@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hubshard.cli.common import Json, Revision, Token, Variant, echo_json, interruptible
+from hubshard.messages import counted
 from hubshard.sizes import format_size
 
 if TYPE_CHECKING:
@@ -113,8 +114,8 @@ def _print(overview: Overview, *, tensors: bool) -> None:
             [(row.name, row.dtype, _shape(row.shape), format_size(row.nbytes), row.file) for row in overview.tensors],
         )
     typer.echo(
-        f"{len(overview.tensors):,} tensors, {overview.parameters:,} parameters, {format_size(overview.nbytes)} "
-        f"in {len(overview.files)} file(s)"
+        f"{counted(len(overview.tensors), 'tensor')}, {counted(overview.parameters, 'parameter')}, "
+        f"{format_size(overview.nbytes)} in {counted(len(overview.files), 'file')}"
     )
     for alias, name in overview.aliases.items():
         typer.echo(f"{alias} is {name}")

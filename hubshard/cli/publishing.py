@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hubshard.messages import counted
 from hubshard.sizes import format_size
 
 if TYPE_CHECKING:
@@ -96,5 +97,5 @@ def print_plan(published: Published) -> None:
     ]
     print_table(("shard", ">tensors", ">size", "first tensor", "last tensor"), rows)
     total = format_size(published.total_bytes)
-    typer.echo(f"{len(plan.shards)} shard(s), {format_size(plan.nbytes)}; with all other files {total}")
+    typer.echo(f"{counted(len(plan.shards), 'shard')}, {format_size(plan.nbytes)}; with all other files {total}")
     typer.echo("Dry run: nothing was written.", err=True)

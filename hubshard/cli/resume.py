@@ -13,6 +13,7 @@ from hubshard.cli.common import Events, Json, Quiet, Token, a_directory, echo_js
 from hubshard.cli.resume_advise import advise
 from hubshard.errors import FormatError
 from hubshard.events import OnEvent, ignore
+from hubshard.messages import counted
 from hubshard.sizes import format_size
 from hubshard.target import check_revision, parse_repo
 
@@ -78,7 +79,7 @@ def list_steps(repo: Repo, *, branch: Branch = None, token: Token = None, as_jso
     print_table((">step", ">size", ">files", ">ranks", "saved", "state"), rows)
     broken = sum(one.problem is not None for one in found)
     total = format_size(sum(one.nbytes for one in found))
-    typer.echo(f"{len(found):,} step(s), {total}" + (f", {broken} cannot be restored" if broken else ""))
+    typer.echo(f"{counted(len(found), 'step')}, {total}" + (f", {broken} cannot be restored" if broken else ""))
 
 
 @resume.command()
@@ -133,8 +134,8 @@ def verify(
             typer.echo(f"{problem.path}: {problem.what}")
         for check in checks:
             typer.echo(
-                f"step {check.step:,}: {check.files:,} file(s), {format_size(check.nbytes)} read, "
-                f"{len(check.problems)} problem(s)"
+                f"step {check.step:,}: {counted(check.files, 'file')}, {format_size(check.nbytes)} read, "
+                f"{counted(len(check.problems), 'problem')}"
             )
     if problems:
         raise typer.Exit(1)
@@ -225,7 +226,7 @@ def squash(
         echo_json(asdict(freed) | {"dry_run": dry_run})
     else:
         would = "would be " if dry_run else ""
-        typer.echo(f"{freed.files:,} file(s), {format_size(freed.nbytes)} {would}deleted for good")
+        typer.echo(f"{counted(freed.files, 'file')}, {format_size(freed.nbytes)} {would}deleted for good")
 
 
 @resume.command()
@@ -251,7 +252,7 @@ def rollback(
         typer.echo(f"Unchanged: step {to:,} is the newest already")
     else:
         would = "would be " if dry_run else ""
-        typer.echo(f"{len(removed):,} step(s) {would}removed: {', '.join(f'{number:,}' for number in removed)}")
+        typer.echo(f"{counted(len(removed), 'step')} {would}removed: {', '.join(f'{number:,}' for number in removed)}")
 
 
 resume.command()(advise)
@@ -264,10 +265,10 @@ def _print_pruned(done: Pruned, *, dry_run: bool) -> None:
     rows = [(number, becomes) for number in done.removed]
     rows += [(number, "kept, though broken" if number in done.broken else "kept") for number in done.kept]
     print_table((">step", "becomes"), [(f"{number:,}", what) for number, what in sorted(rows)])
-    typer.echo(f"{len(done.removed):,} step(s), {format_size(done.nbytes)}, {becomes}; {len(done.kept):,} kept")
+    typer.echo(f"{counted(len(done.removed), 'step')}, {format_size(done.nbytes)}, {becomes}; {len(done.kept):,} kept")
     if done.freed is not None:
         would = "would be " if dry_run else ""
-        typer.echo(f"{done.freed.files:,} file(s), {format_size(done.freed.nbytes)} {would}deleted for good")
+        typer.echo(f"{counted(done.freed.files, 'file')}, {format_size(done.freed.nbytes)} {would}deleted for good")
     elif done.removed and not dry_run:
         typer.echo("The history of the branch keeps them: --squash gives their storage back.")
 
@@ -276,7 +277,7 @@ def _print_step(opened: OpenStep, *, tensors: bool) -> None:
     from hubshard.cli.tables import print_table
 
     step = opened.step
-    typer.echo(f"step {step.step:,} of {opened.folder.where}, saved by {step.world_size:,} rank(s)")
+    typer.echo(f"step {step.step:,} of {opened.folder.where}, saved by {counted(step.world_size, 'rank')}")
     if tensors:
         print_table(
             ("tensor", "dtype", "shape", ">pieces", ">size"),
@@ -292,7 +293,8 @@ def _print_step(opened: OpenStep, *, tensors: bool) -> None:
     print_table((">size", "file"), [(format_size(file.nbytes), file.name) for file in step.files])
     for name in opened.ignored:
         typer.echo(f"{name}: not part of the step")
-    typer.echo(f"{len(step.tensors):,} tensors, {format_size(step.nbytes)} in {len(step.files):,} file(s)")
+    files = counted(len(step.files), "file")
+    typer.echo(f"{counted(len(step.tensors), 'tensor')}, {format_size(step.nbytes)} in {files}")
 
 
 def _parts(step: Step) -> list[tuple[str, str, str, str]]:

@@ -9,6 +9,7 @@ import typer
 
 from hubshard.cli.common import Events, ExpectedHead, Json, Token, echo_json, interruptible
 from hubshard.cli.publishing import Title
+from hubshard.messages import counted
 from hubshard.sizes import format_size
 
 __all__ = ["rollback"]
@@ -47,5 +48,6 @@ def rollback(
     else:
         typer.echo(done.url)
         typer.echo(
-            f"{len(done.restored)} file(s) restored, {len(done.removed)} removed, {format_size(done.sent_bytes)} sent"
+            f"{counted(len(done.restored), 'file')} restored, {len(done.removed)} removed, "
+            f"{format_size(done.sent_bytes)} sent"
         )

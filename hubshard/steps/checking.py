@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from hubshard.errors import IntegrityError
-from hubshard.messages import listed
+from hubshard.messages import counted, listed
 from hubshard.protocols import Buffer
 from hubshard.steps.step import StepFile
 
@@ -53,7 +53,7 @@ class FileCheck:
         """What is wrong with the bytes so far, now that they are all; None where nothing is."""
         file = self.file
         if self.bad_blocks:
-            return f"is not as it was saved in {len(self.bad_blocks)} block(s): {self._shown()}"
+            return f"is not as it was saved in {counted(len(self.bad_blocks), 'block')}: {self._shown()}"
         if self.nbytes != file.nbytes:
             return f"has {self.nbytes} bytes, not {file.nbytes}"
         if self._whole.hexdigest() != file.sha256:

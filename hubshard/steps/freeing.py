@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hubshard.engine import run
 from hubshard.errors import ConflictError, IntegrityError, NotFoundError
-from hubshard.messages import listed
+from hubshard.messages import counted, listed
 
 if TYPE_CHECKING:
     from hubshard.events import Operation
@@ -94,7 +94,7 @@ def free_storage(storage: HubStorage, *, ref: str, op: Operation) -> Freed:
             gone[file.sha256] = file
             op.tell("freed", file.path, file.nbytes)
     raise ConflictError(
-        f"{op.path}: its branches and tags change all the time: {len(gone)} file(s) were deleted, not all",
+        f"{op.path}: its branches and tags change all the time: {counted(len(gone), 'file')} deleted, not all",
         hint="run it again when nothing else writes to the repo",
     )
 
@@ -123,7 +123,7 @@ def _check_kept(storage: HubStorage, ref: str) -> None:
     lost = sorted(storage.large_files(head) - kept)
     if lost:
         raise IntegrityError(
-            f"{ref} names {len(lost)} file(s) that the repo does not hold any more (sha256 {listed(lost, most=2)}): "
-            "was a step saved just now?",
+            f"{ref} names {counted(len(lost), 'file')} that the repo does not hold any more "
+            f"(sha256 {listed(lost, most=2)}): was a step saved just now?",
             hint="save it again: see `hubshard resume list`",
         )

@@ -105,7 +105,7 @@ def test_list_shows_each_step_and_which_cannot_be_restored(hub: Hub, repo: str, 
     assert rows[0][3:5] == ["2", "2"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", rows[0][5])
     assert "missing: rank-00000-00001" in lines[[line.split()[:1] for line in lines].index(["200"])]
-    assert lines[-1].startswith("3 step(s)")
+    assert lines[-1].startswith("3 steps")
     assert lines[-1].endswith("1 cannot be restored")
     found = as_json(hub, "list", f"{repo}@resume")
     assert [(one["step"], one["world_size"], one["files"]) for one in found] == [
@@ -118,7 +118,7 @@ def test_list_shows_each_step_and_which_cannot_be_restored(hub: Hub, repo: str, 
 def test_show_says_what_a_step_holds(hub: Hub, repo: str, store: HubStore) -> None:
     save(store, 7)
     text = printed(hub, "show", repo)
-    assert f"step 7 of {repo}@resume/step-00000007, saved by 2 rank(s)" in text
+    assert f"step 7 of {repo}@resume/step-00000007, saved by 2 ranks" in text
     assert re.search(r"1\s+10,000\s+40.00 kB\s+model", text)
     assert re.search(r"epoch\s+3", text)
     assert "2 tensors" in text
@@ -132,13 +132,13 @@ def test_show_says_what_a_step_holds(hub: Hub, repo: str, store: HubStore) -> No
 def test_verify_lists_what_is_wrong_and_fails(hub: Hub, repo: str, store: HubStore) -> None:
     for number in (1, 2):
         save(store, number)
-    assert re.match(r"step 2: 2 file\(s\), .* read, 0 problem\(s\)", printed(hub, "verify", repo))
+    assert re.match(r"step 2: 2 files, .* read, 0 problems", printed(hub, "verify", repo))
     remove(store, file_of(store, 1))
     done = run(hub, "verify", repo, "--all")
     assert done.returncode == 1
     assert done.stdout.splitlines()[0].startswith("step-00000001: ")
     assert "missing: rank-00000-00001" in done.stdout
-    assert "step 2: 2 file(s)" in done.stdout
+    assert "step 2: 2 files" in done.stdout
     assert done.stderr == ""
     done = run(hub, "verify", repo, "--step", 1, "--json")
     assert done.returncode == 1
@@ -166,7 +166,7 @@ def test_prune_says_what_it_would_do_then_does_it_and_frees_with_squash(hub: Hub
         save(store, number)
     text = printed(hub, "prune", repo, "--keep", 2, "--keep-every", 30, "--pin", 10, "--dry-run")
     assert re.search(r"20\s+would be removed", text)
-    assert "2 step(s)" in text
+    assert "2 steps" in text
     assert "4 kept" in text
     assert len(as_json(hub, "list", repo)) == 6
     text = printed(hub, "prune", repo, "--keep", 2, "--keep-every", 30, "--pin", 10)
@@ -183,16 +183,16 @@ def test_prune_says_what_it_would_do_then_does_it_and_frees_with_squash(hub: Hub
 def test_rollback_makes_an_older_step_the_newest(hub: Hub, repo: str, store: HubStore) -> None:
     for number in (1, 2, 3):
         save(store, number)
-    assert printed(hub, "rollback", repo, "--to", 1, "--dry-run") == "2 step(s) would be removed: 2, 3\n"
-    assert printed(hub, "rollback", repo, "--to", 1) == "2 step(s) removed: 2, 3\n"
+    assert printed(hub, "rollback", repo, "--to", 1, "--dry-run") == "2 steps would be removed: 2, 3\n"
+    assert printed(hub, "rollback", repo, "--to", 1) == "2 steps removed: 2, 3\n"
     assert printed(hub, "rollback", repo, "--to", 1) == "Unchanged: step 1 is the newest already\n"
     assert as_json(hub, "rollback", repo, "--to", 1)["removed"] == []
 
 
 def test_another_branch_is_named_once(hub: Hub, repo: str, store: HubStore) -> None:
     save(store, 4, branch="state/run-2")
-    assert "1 step(s)" in printed(hub, "list", f"{repo}@state/run-2")
-    assert "1 step(s)" in printed(hub, "list", f"hf://{repo}", "--branch", "state/run-2")
+    assert "1 step" in printed(hub, "list", f"{repo}@state/run-2")
+    assert "1 step" in printed(hub, "list", f"hf://{repo}", "--branch", "state/run-2")
     done = run(hub, "list", f"{repo}@state/run-2", "--branch", "resume")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("Error: two branches are named")

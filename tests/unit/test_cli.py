@@ -117,7 +117,7 @@ def test_inspect_shows_files_dtypes_and_totals(model: Path) -> None:
     done = _hubshard("inspect", str(model))
     assert done.returncode == 0, done.stderr
     assert "model.safetensors" in done.stdout
-    assert "3 tensors, 18 parameters, 52 B in 1 file(s)" in done.stdout
+    assert "3 tensors, 18 parameters, 52 B in 1 file" in done.stdout
     assert "head is a" in done.stdout
     assert "b[0].weight" not in done.stdout
 
