@@ -20,6 +20,7 @@ from torch.futures import Future
 from hubshard.errors import FormatError
 from hubshard.protocols import Buffer, Revision, Staged
 from hubshard.resume.dcp.planners import encoded_value
+from hubshard.resume.dcp.staging import copy_in_memory
 from hubshard.resume.dcp.torch_items import part_to_write
 from hubshard.sizes import parse_size
 from hubshard.sources.torch_value import TorchValue, torch_problem
@@ -199,6 +200,19 @@ class HubWriter(StorageWriter):
         """See `StorageWriter`: no id leads to this writer by itself."""
         del checkpoint_id
         return False
+
+    # `async_save` of torch 2.6 saves what lies in main memory as it is by then, unless the writer has these and copies;
+    # that of a newer torch copies everything.
+
+    _synchronize_after_execute = should_synchronize_after_execute = False
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """See `AsyncStager`: what is saved is what was there when `async_save` was called."""
+        staged: dict[str, Any] = copy_in_memory(state_dict)
+        return staged
+
+    def synchronize_staging(self) -> None:
+        """See `AsyncStager`: nothing is under way once `stage` has returned."""
 
     # How
 
