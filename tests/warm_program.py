@@ -28,6 +28,8 @@ LOCALHOST = "127.0.0.1"
 def main() -> int:
     for name in sys.argv[2:]:
         import_module(name)
+    if "torch" in sys.modules:
+        complete_streams(sys.modules["torch"].cpu)
     gc.collect()
     gc.freeze()  # the children share it with us
     with socket.socket(fileno=int(sys.argv[1])) as channel:
@@ -41,6 +43,13 @@ def main() -> int:
                 return keep(json.loads(message), streams)
             for stream in streams:
                 os.close(stream)
+
+
+def complete_streams(cpu: Any) -> None:
+    """Give streams of the CPU, which do nothing, the two methods that torch 2.6 lacks and its FSDP2 calls."""
+    if not hasattr(cpu.Stream, "record_event"):
+        cpu.Stream.record_event = lambda *_: cpu.Event()
+        cpu.Stream.wait_event = lambda *_: None
 
 
 def reap() -> None:

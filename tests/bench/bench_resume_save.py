@@ -338,20 +338,20 @@ def peers(bench: Bench) -> None:
         return {f"model.{name}": tensor for name, tensor in state["model"].state_dict().items()}
 
     saves: dict[str, Callable[[], Any]] = {
-        "dcp.save, .distcp": lambda: dcp.save(dict(state), checkpoint_id=distcp, no_dist=True),
+        "dcp.save, .distcp": lambda: dcp.save(dict(state), checkpoint_id=distcp),
         "dcp.save, hubshard.dcp.HubWriter": lambda: dcp.save(
-            dict(state), storage_writer=HubWriter(None, step=1, local_dir=ours), no_dist=True
+            dict(state), storage_writer=HubWriter(None, step=1, local_dir=ours)
         ),
         "dcp.save, HuggingFaceStorageWriter (model alone)": lambda: dcp.save(
-            tensors(), storage_writer=dcp.HuggingFaceStorageWriter(str(hf)), no_dist=True
+            tensors(), storage_writer=dcp.HuggingFaceStorageWriter(str(hf))
         ),
         "torch.save": lambda: torch.save({key: item.state_dict() for key, item in state.items()}, folder / "state.pt"),
         "accelerate save_state": lambda: accelerator.save_state(str(folder / "accelerate")),
     }
     loads: dict[str, Callable[[], Any]] = {
-        "dcp.load, .distcp": lambda: dcp.load(dict(state), checkpoint_id=distcp, no_dist=True),
+        "dcp.load, .distcp": lambda: dcp.load(dict(state), checkpoint_id=distcp),
         "dcp.load, hubshard.dcp.HubReader": lambda: dcp.load(
-            dict(state), storage_reader=HubReader(None, local_dir=ours), no_dist=True
+            dict(state), storage_reader=HubReader(None, local_dir=ours)
         ),
         "torch.load": lambda: torch.load(folder / "state.pt", weights_only=True),
         "accelerate load_state": lambda: accelerator.load_state(str(folder / "accelerate")),
@@ -363,7 +363,7 @@ def peers(bench: Bench) -> None:
     stalls, ends, own = [], [], []
     for number in range(bench.repeat):
         began = time.perf_counter()
-        future: Any = dcp.async_save(dict(state), checkpoint_id=folder / f"async-{number % 2}", no_dist=True)
+        future: Any = dcp.async_save(dict(state), checkpoint_id=folder / f"async-{number % 2}")
         stalls.append(time.perf_counter() - began)
         future.result()
         ends.append(time.perf_counter() - began)

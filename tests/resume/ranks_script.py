@@ -163,22 +163,24 @@ def assert_same(one: Any, other: Any) -> None:
         assert type(one) is type(other)
 
 
-def tensor_parallel(found: dict[str, Any]) -> None:
-    """A tensor-parallel and sharded model on a grid of 2 by 2, loaded by a model on one rank."""
-    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+def cut_both_ways(grid: DeviceMesh, inner: int, outer: int) -> torch.nn.Module:
     torch.manual_seed(4)
-    model = torch.nn.Sequential(torch.nn.Linear(10, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3))
-    whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model = torch.nn.Sequential(torch.nn.Linear(10, inner), torch.nn.ReLU(), torch.nn.Linear(inner, outer))
+    if dist.get_rank() == 0:
+        torch.save(model.state_dict(), OUT / "tp.pt")
     parallelize_module(model, grid["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     fully_shard(model, mesh=grid["dp"])
+    return model
+
+
+def tensor_parallel() -> None:
+    """A tensor-parallel and sharded model on a grid of 2 by 2, saved for a model on one rank."""
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    try:
+        model = cut_both_ways(grid, 6, 3)
+    except NotImplementedError:  # torch 2.6 cuts a dimension twice only into equal parts
+        model = cut_both_ways(grid, 8, 4)
     dcp.save({"model": model.state_dict()}, storage_writer=HubWriter(None, step=9, local_dir=OUT / "tp"))
-    if dist.get_rank() == 0:
-        torch.manual_seed(5)
-        state = {"model": {name: torch.zeros_like(tensor) for name, tensor in whole.items()}}
-        dcp.load(state, storage_reader=HubReader(None, local_dir=OUT / "tp"), no_dist=True)
-        assert_same(state["model"], whole)
-        found["tensor parallel"] = True
-    dist.barrier()
 
 
 def data_parallel(found: dict[str, Any]) -> None:
@@ -197,15 +199,12 @@ def data_parallel(found: dict[str, Any]) -> None:
 
 def ranks_that_disagree(found: dict[str, Any]) -> None:
     """Two ranks whose local folders hold different steps: refused, and nothing is loaded."""
-    rank = dist.get_rank()
-    folder = OUT / f"own-disk-{rank % 2}"
-    if rank < 2:
-        writer = HubWriter(None, step=10 + rank, local_dir=folder)
-        dcp.save({"w": torch.ones(3)}, storage_writer=writer, no_dist=True)
-    dist.barrier()
+    folders = [OUT / "own-disk-0", OUT / "own-disk-1"]
+    for number, folder in enumerate(folders):
+        dcp.save({"w": torch.ones(3)}, storage_writer=HubWriter(None, step=10 + number, local_dir=folder))
     state = {"w": torch.zeros(3)}
     try:
-        dcp.load(state, storage_reader=HubReader(None, local_dir=folder))
+        dcp.load(state, storage_reader=HubReader(None, local_dir=folders[dist.get_rank() % 2]))
     except dcp.api.CheckpointException as error:
         found["disagreement"] = str(error)
     assert not state["w"].any()
@@ -221,7 +220,7 @@ def main() -> None:
         fsdp(meshes[2], meshes[1], found)
         fsdp(meshes[3], meshes[2], found)
         fsdp(meshes[1], meshes[4], found)
-        tensor_parallel(found)
+        tensor_parallel()
         data_parallel(found)
         ranks_that_disagree(found)
     except BaseException:

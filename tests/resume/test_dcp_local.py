@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from hubshard.dcp import HubReader, HubWriter, LoadPlanner, SavePlanner  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is .*assuming the intent is:UserWarning")
 
 FLOAT8 = ["float8_e4m3fn", "float8_e5m2"]
 
@@ -73,13 +73,13 @@ def _bits(value: Any) -> Any:
 
 def _save(state: dict[str, Any], folder: Path, *, step: int = 5, planner: Any = None, **options: Any) -> HubWriter:
     writer = HubWriter(None, step=step, local_dir=folder, **options)
-    dcp.save(state, storage_writer=writer, planner=planner, no_dist=True)
+    dcp.save(state, storage_writer=writer, planner=planner)
     return writer
 
 
 def _load(state: dict[str, Any], folder: Path, *, step: int | None = None, planner: Any = None) -> HubReader:
     reader = HubReader(None, step=step, local_dir=folder)
-    dcp.load(state, storage_reader=reader, planner=planner, no_dist=True)
+    dcp.load(state, storage_reader=reader, planner=planner)
     return reader
 
 
@@ -187,14 +187,17 @@ def test_a_step_that_is_saved_again_replaces_the_old_one_and_leaves_nothing_of_i
 
 
 def test_async_save_gives_the_state_as_it_was_when_it_was_called(tmp_path: Path) -> None:
-    state = {"w": torch.arange(100_000.0), "n": 3}
-    future = dcp.async_save(state, storage_writer=HubWriter(None, step=1, local_dir=tmp_path), no_dist=True)
-    state["w"].zero_()
+    state: dict[str, Any] = {"w": torch.arange(100_000.0), "n": 3, "more": [torch.ones(2), ([7], "x")]}
+    future = dcp.async_save(state, storage_writer=HubWriter(None, step=1, local_dir=tmp_path))
+    for tensor in (state["w"], state["more"][0]):
+        tensor.zero_()
+    state["more"][1][0][0] = 8
     future.result()
-    other = {"w": torch.zeros(100_000), "n": 0}
+    other = {"w": torch.zeros(100_000), "n": 0, "more": [torch.zeros(2), ([0], "y")]}
     _load(other, tmp_path)
     assert other["n"] == 3
     assert torch.equal(other["w"], torch.arange(100_000.0))
+    assert str(other["more"]) == "[tensor([1., 1.]), ([7], 'x')]"
 
 
 @pytest.mark.parametrize("planner", [None, SavePlanner])
@@ -336,7 +339,7 @@ def test_bad_requests_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="is not a size"):
         HubWriter(None, step=1, local_dir=tmp_path, max_file_size="5 apples")
     with pytest.raises(FormatError, match="checkpoint_id"):
-        dcp.save({}, checkpoint_id="x", storage_writer=HubWriter(None, step=1, local_dir=tmp_path), no_dist=True)
+        dcp.save({}, checkpoint_id="x", storage_writer=HubWriter(None, step=1, local_dir=tmp_path))
 
 
 def test_only_a_block_is_read_for_a_small_part(tmp_path: Path) -> None:
@@ -358,21 +361,21 @@ import resource, sys, threading, warnings
 import torch
 import torch.distributed.checkpoint as dcp
 from hubshard.dcp import HubReader, HubWriter
-warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+warnings.filterwarnings("ignore", message="torch.distributed is .*assuming the intent is")
 
 folder, count = sys.argv[1], int(sys.argv[2])
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 small = {"w": torch.ones(1000), "n": 1}
-dcp.save(small, storage_writer=HubWriter(None, step=1, local_dir=folder), no_dist=True)
-dcp.load(small, storage_reader=HubReader(None, step=1, local_dir=folder), no_dist=True)
+dcp.save(small, storage_writer=HubWriter(None, step=1, local_dir=folder))
+dcp.load(small, storage_reader=HubReader(None, step=1, local_dir=folder))
 state = {f"w{number}": torch.full((1024, 2048), float(number)) for number in range(count)}
 before = peak()
-dcp.save(state, storage_writer=HubWriter(None, step=2, local_dir=folder), no_dist=True)
+dcp.save(state, storage_writer=HubWriter(None, step=2, local_dir=folder))
 saved = peak()
 for tensor in state.values():
     tensor.zero_()
-dcp.load(state, storage_reader=HubReader(None, step=2, local_dir=folder), no_dist=True)
+dcp.load(state, storage_reader=HubReader(None, step=2, local_dir=folder))
 assert all((tensor == number).all() for number, tensor in enumerate(state.values()))
 print(saved - before, peak() - before)
 """

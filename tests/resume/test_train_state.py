@@ -31,22 +31,25 @@ from hubshard.resume.state import rng, tree  # noqa: E402
 averaging: Any = swa_utils  # its functions have no types
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
+    pytest.mark.filterwarnings("ignore:torch.distributed is .*assuming the intent is:UserWarning"),
     pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning"),
     pytest.mark.filterwarnings("ignore:To get the last learning rate:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:The epoch parameter in .scheduler.step:UserWarning"
+    ),  # torch 2.6 warns of itself
 ]
 
 
 def save(state: TrainState, folder: Path, step: int = 1) -> Step:
     writer = HubWriter(None, step=step, local_dir=folder)
-    dcp.save(state.state_dict(), storage_writer=writer, planner=SavePlanner(), no_dist=True)
+    dcp.save(state.state_dict(), storage_writer=writer, planner=SavePlanner())
     assert writer.saved is not None
     return writer.saved
 
 
 def load(state: TrainState, folder: Path, step: int = 1) -> None:
     wanted = state.prepare_load(LocalPlace(folder).open(step).step)
-    dcp.load(wanted, storage_reader=HubReader(None, step=step, local_dir=folder), planner=LoadPlanner(), no_dist=True)
+    dcp.load(wanted, storage_reader=HubReader(None, step=step, local_dir=folder), planner=LoadPlanner())
     state.load_state_dict(wanted)
 
 
@@ -655,7 +658,7 @@ def test_a_state_that_was_not_prepared_is_refused_and_says_what_to_do() -> None:
 
 
 def test_a_step_that_was_saved_from_something_else_is_refused(tmp_path: Path) -> None:
-    dcp.save({"model": {"w": torch.ones(2)}}, storage_writer=HubWriter(None, step=1, local_dir=tmp_path), no_dist=True)
+    dcp.save({"model": {"w": torch.ones(2)}}, storage_writer=HubWriter(None, step=1, local_dir=tmp_path))
     with pytest.raises(FormatError, match="step 1 was not saved from a TrainState"):
         load(TrainState(model=network(1)), tmp_path)
 

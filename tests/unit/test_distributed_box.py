@@ -25,8 +25,19 @@ def test_plain_cuts_leave_what_torch_chunks_leave(length: int) -> None:
             assert list(found) == wanted
 
 
-@pytest.mark.parametrize("length", [1, 5, 8, 12, 17])
+def cuts_unevenly() -> bool:
+    """Whether this torch cuts a strided dimension also into parts of different lengths, as older ones do not."""
+    try:
+        placements._StridedShard(0, split_factor=1)._split_tensor(torch.arange(3), 2)
+    except AssertionError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("length", [1, 5, 8, 12, 17, 144])
 def test_strided_cuts_leave_what_torch_leaves_or_are_no_single_run(length: int) -> None:
+    if not cuts_unevenly() and length != 144:  # every grid cuts 144 evenly
+        pytest.skip(f"torch {torch.__version__} refuses strided parts of different lengths")
     runs = 0
     for data, model in product((1, 2, 3, 4), repeat=2):
         strided = placements._StridedShard(0, split_factor=model)

@@ -64,16 +64,20 @@ def test_the_holders_of_any_box_tile_it(mesh: tuple[int, ...], shape: tuple[int,
                 assert torch.equal(found, whole[tuple(map(slice, box.offset, box.stop))])
 
 
-def test_strided_parts_are_found_run_by_run() -> None:
+@pytest.mark.parametrize("rows", [12, 13])
+def test_strided_parts_are_found_run_by_run(rows: int) -> None:
     strided = types._StridedShard(0, split_factor=2)
-    spread = spread_of((13, 2), (2, 2), (strided, types.Shard(0)))
-    whole = torch.arange(26).reshape(13, 2)
+    spread = spread_of((rows, 2), (2, 2), (strided, types.Shard(0)))
+    whole = torch.arange(2 * rows).reshape(rows, 2)
+    try:
+        pieces, _ = strided._split_tensor(whole, 2, with_padding=False, contiguous=False)
+    except AssertionError as error:
+        pytest.skip(f"torch {torch.__version__} refuses this: {error}")
     local = {}
     for number, (one, other) in enumerate(product(range(2), range(2))):
-        pieces, _ = strided._split_tensor(whole, 2, with_padding=False, contiguous=False)
         chunks = pieces[one].chunk(2)
         local[10 + number] = chunks[other]
-    assert torch.equal(gathered(spread, whole, local, Box((0, 0), (13, 2)), 10), whole)
+    assert torch.equal(gathered(spread, whole, local, Box((0, 0), (rows, 2)), 10), whole)
 
 
 def test_of_replicas_a_rank_reads_its_own_first() -> None:
