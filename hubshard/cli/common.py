@@ -33,6 +33,7 @@ __all__ = [
     "Variant",
     "a_directory",
     "a_path",
+    "can_show",
     "echo_json",
     "give_up",
     "interruptible",
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 P = ParamSpec("P")
+
+_BEYOND_TABLES = "\N{GRINNING FACE}"  # only Unicode's own encodings have it
 
 
 class Kind(str, Enum):
@@ -146,7 +149,16 @@ def _leave(line: str, status: int) -> NoReturn:
 
 def echo_json(value: object) -> None:
     """Print `value` to stdout; dataclasses become objects, paths strings."""
-    typer.echo(json.dumps(value, default=_plain, indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(value, default=_plain, indent=2, ensure_ascii=not can_show(_BEYOND_TABLES)))
+
+
+def can_show(text: str) -> bool:
+    """Whether stdout takes `text` as it is, not as escapes: to files and pipes, Windows writes in tables of its own."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _plain(value: object) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hubshard.cli.common import Json, Token, a_path, echo_json, interruptible
+from hubshard.cli.common import Json, Token, a_path, can_show, echo_json, interruptible
 from hubshard.errors import FormatError, StoreError
 from hubshard.steps.intervals import Advice, IntervalCost, format_seconds, seconds_of
 from hubshard.steps.intervals import advise as find
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["advise"]
 
 _BAR_CHARACTERS = 30
+_MARKS, _PLAIN_MARKS = "█░…", "#.+"
 _MOST_TIMES_BEST = 4.0
 
 
@@ -125,13 +126,13 @@ def _percent(share: float) -> str:
     return f"{share:.2%}" if share < 100 else "> 10,000%"
 
 
-def _bar(advice: Advice, row: IntervalCost) -> str:
+def _bar(advice: Advice, row: IntervalCost, marks: str) -> str:
     """Saving, then what is lost, drawn to a scale on which the best is a quarter."""
     scale = _BAR_CHARACTERS / (_MOST_TIMES_BEST * advice.best.overhead)
     saving = min(_BAR_CHARACTERS, round(row.saving * scale))
     whole = min(_BAR_CHARACTERS, max(1, round(min(row.overhead, 1e9) * scale)))
-    beyond = "…" if row.overhead * scale > _BAR_CHARACTERS else ""
-    return "█" * min(saving, whole) + "░" * (whole - saving) + beyond + (" <- best" if row.is_best else "")
+    beyond = marks[2] if row.overhead * scale > _BAR_CHARACTERS else ""
+    return marks[0] * min(saving, whole) + marks[1] * (whole - saving) + beyond + (" <- best" if row.is_best else "")
 
 
 def _said(advice: Advice) -> str:
@@ -157,8 +158,10 @@ def _notes(advice: Advice) -> str:
 def _print(advice: Advice, columns: list[str], rows: list[list[str]]) -> None:
     from hubshard.cli.tables import print_table
 
-    bars = [_bar(advice, row) for row in advice.rows]
-    print_table([*columns, "█ saving ░ work lost"], [[*cells, bar] for cells, bar in zip(rows, bars, strict=True)])
+    marks = _MARKS if can_show(_MARKS) else _PLAIN_MARKS
+    bars = [_bar(advice, row, marks) for row in advice.rows]
+    heading = f"{marks[0]} saving {marks[1]} work lost"
+    print_table([*columns, heading], [[*cells, bar] for cells, bar in zip(rows, bars, strict=True)])
     typer.echo(_said(advice))
     typer.echo(_notes(advice))
 
