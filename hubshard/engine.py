@@ -10,9 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["run"]
+__all__ = ["run", "run_overlapping"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,36 +43,57 @@ def run(
         budget_bytes: of all items held.
         workers: threads.
     """
-    jobs = _Jobs()
+    return run_overlapping(
+        items, cost=cost, work=lambda item, _: work(item), budget_bytes=budget_bytes, workers=workers, endings=0
+    )
 
-    def job(number: int, item: T) -> R:
-        jobs.start(number)
+
+def run_overlapping(
+    items: Iterable[T],
+    *,
+    cost: Callable[[T], int],
+    work: Callable[[T, Callable[[], None]], R],
+    budget_bytes: int,
+    workers: int,
+    endings: int,
+) -> Iterator[R]:
+    """As `run`, for work that ends with a wait: the next item may begin meanwhile.
+
+    Args:
+        items: as in `run`.
+        cost: as in `run`.
+        work: called in a worker thread with an item and a function. Once that was called, from any thread, the item is
+            ending: it holds no bytes any more.
+        budget_bytes: as in `run`.
+        workers: threads, besides those of items that are ending.
+        endings: how many items may be ending at once; others that would go on as before until one of them has ended.
+    """
+    jobs = _Jobs(budget_bytes, endings)
+
+    def do(job: _Job, item: T) -> R:
+        jobs.start(job)
         try:
-            result = work(item)
+            result = work(item, lambda: jobs.ease(job))
         except BaseException:
-            jobs.end(failed=number)
+            jobs.end(job, has_failed=True)
             raise
-        jobs.end()
+        jobs.end(job)
         return result
 
     numbered = enumerate(items)
-    admitted: deque[tuple[int, Future[R]]] = deque()
-    held = 0
+    admitted: deque[tuple[_Job, Future[R]]] = deque()
     upcoming = _next(numbered, cost)
-    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="hubshard") as pool:
+    with ThreadPoolExecutor(max_workers=workers + endings, thread_name_prefix="hubshard") as pool:
         try:
             while True:
-                while upcoming and not jobs.stopped and len(admitted) < _AHEAD_PER_WORKER * workers:
-                    number, item, nbytes = upcoming
-                    if held and held + nbytes > budget_bytes:
-                        break
-                    held += nbytes
-                    admitted.append((nbytes, pool.submit(job, number, item)))
+                while upcoming and len(admitted) < _AHEAD_PER_WORKER * workers and jobs.admit(upcoming[0]):
+                    admitted.append((upcoming[0], pool.submit(do, *upcoming)))
                     upcoming = _next(numbered, cost)
                 if not admitted:
                     return
-                yield admitted[0][1].result()
-                held -= admitted.popleft()[0]
+                if jobs.has_ended(admitted[0][0]):
+                    yield admitted[0][1].result()
+                    jobs.release(admitted.popleft()[0])
         finally:
             # no local name may keep a future: it holds its result, or an error whose traceback holds this frame
             while admitted:
@@ -79,43 +101,92 @@ def run(
             jobs.stop()
 
 
-def _next(numbered: Iterator[tuple[int, T]], cost: Callable[[T], int]) -> tuple[int, T, int] | None:
+def _next(numbered: Iterator[tuple[int, T]], cost: Callable[[T], int]) -> tuple[_Job, T] | None:
     for number, item in numbered:
         nbytes = cost(item)
         if nbytes < 0:
             raise ValueError(f"an item cannot hold {nbytes} bytes")
-        return number, item, nbytes
+        return _Job(number, nbytes), item
     return None
 
 
-class _Jobs:
-    # Which jobs may start, and how many run. The pool alone would not do: an interrupt may hit the main thread while
-    # it starts a worker, which the pool then neither knows nor waits for.
+@dataclass(slots=True)
+class _Job:
+    # one item on its way
+    number: int
+    nbytes: int  # that it holds
+    is_ending: bool = False
+    has_ended: bool = False
 
-    def __init__(self) -> None:
+
+class _Jobs:
+    # What is held, which jobs may start, and how many run. The pool alone would not do: an interrupt may hit the main
+    # thread while it starts a worker, which the pool then neither knows nor waits for.
+
+    def __init__(self, budget_bytes: int, endings: int) -> None:
         self._changed = threading.Condition()
+        self._budget_bytes = budget_bytes
+        self._held_bytes = 0
+        self._endings = endings
+        self._would_end: deque[_Job] = deque()
+        self._has_more_room = False
         self._running = 0
         self._last: float = math.inf
 
-    @property
-    def stopped(self) -> bool:
-        return self._last < math.inf
-
-    def start(self, number: int) -> None:
+    def admit(self, job: _Job) -> bool:
         with self._changed:
-            if number > self._last:
+            is_over = self._held_bytes > 0 and self._held_bytes + job.nbytes > self._budget_bytes
+            if is_over or self._last < math.inf:
+                return False
+            self._held_bytes += job.nbytes
+            return True
+
+    def release(self, job: _Job) -> None:
+        with self._changed:
+            self._held_bytes -= job.nbytes
+
+    def has_ended(self, job: _Job) -> bool:
+        # or, before it has, that there is more room for others
+        with self._changed:
+            self._changed.wait_for(lambda: job.has_ended or self._has_more_room)
+            self._has_more_room = False
+            return job.has_ended
+
+    def start(self, job: _Job) -> None:
+        with self._changed:
+            if job.number > self._last:
                 raise CancelledError
             self._running += 1
 
-    def end(self, *, failed: int | None = None) -> None:
+    def ease(self, job: _Job) -> None:
+        with self._changed:
+            self._would_end.append(job)
+            self._ease_next()
+
+    def end(self, job: _Job, *, has_failed: bool = False) -> None:
         # items before the failed one may still start: theirs may be the first failure
         with self._changed:
+            job.has_ended = True
             self._running -= 1
-            if failed is not None:
-                self._last = min(self._last, failed)
+            if has_failed:
+                self._last = min(self._last, job.number)
+            if job.is_ending:
+                self._endings += 1
+                self._ease_next()
             self._changed.notify_all()
 
     def stop(self) -> None:
         with self._changed:
             self._last = -1
             self._changed.wait_for(lambda: self._running == 0)
+
+    def _ease_next(self) -> None:
+        while self._would_end and self._endings > 0:
+            job = self._would_end.popleft()
+            if not (job.is_ending or job.has_ended):
+                job.is_ending = True
+                self._endings -= 1
+                self._held_bytes -= job.nbytes
+                job.nbytes = 0
+                self._has_more_room = True
+                self._changed.notify_all()

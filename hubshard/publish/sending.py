@@ -45,13 +45,14 @@ class Sender:
         self._op = op
         self._scratch = scratch
 
-    def send(self, file: OutFile, there: Entry | None, kept: Entry | None) -> Staged:
+    def send(self, file: OutFile, there: Entry | None, kept: Entry | None, on_ending: Callable[[], None]) -> Staged:
         """Make a file durable in the store, unless it is.
 
         Args:
             file: to be sent.
             there: what the target shows under its path.
             kept: what an earlier run has left of it.
+            on_ending: called when it is in the store, and when most of it is and the rest on its way; perhaps never.
         """
         # what may be there already is hashed first, so that it need not be sent
         held = {entry.sha256 for entry in (there, kept) if entry and entry.sha256 and entry.nbytes == file.nbytes}
@@ -60,7 +61,10 @@ class Sender:
                 self._op.tell("skipped", file.path, file.nbytes, "the Hub has it")
                 return Staged(file.path, file.nbytes, sha256)
             sent = _Sum(partial(self._op.tell, "sent", file.path))
-            staged = self._stage(file.path, data, nbytes=file.nbytes, sha256=sha256, on_sent=sent.add)
+            staged = self._stage(
+                file.path, data, nbytes=file.nbytes, sha256=sha256, on_sent=sent.add, on_ending=on_ending
+            )
+        on_ending()
         is_new = self._tell_of(staged, there, sent)
         self._keep(file, staged)
         if is_new:

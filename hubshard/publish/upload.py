@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from hubshard.engine import run
+from hubshard.engine import run_overlapping
 from hubshard.errors import StoreError
 from hubshard.events import Operation
 from hubshard.protocols import Entry, Staged
@@ -70,6 +70,8 @@ class Upload:
         at_once = streams or max(1, _STREAMS // ranks)
         self._streams = at_once if scratch is None else min(at_once, FILES_AT_ONCE)
         self._budget_bytes = _COST_BYTES * streams if streams else _STREAM_BYTES + _STREAMS
+        self._least_bytes = self._budget_bytes // self._streams
+        self._endings = 1 if scratch is None else 0  # a scratch file is there to the end
         stage = partial(to.store.stage, to.revision, create_pr=to.create_pr)
         self._sender = Sender(stage, op, scratch, keep or self.keep)
 
@@ -113,12 +115,15 @@ class Upload:
         for file in files:
             if file.default and file.path in known.tree:
                 self._op.tell("skipped", file.path, file.nbytes, "the repo has one of its own")
-        results = run(
+        results = run_overlapping(
             [file for file in files if not (file.default and file.path in known.tree)],
-            cost=lambda file: min(file.nbytes, _STREAM_BYTES) + 1,
-            work=lambda file: self._sender.send(file, known.tree.get(file.path), known.found.get(file.path)),
+            cost=lambda file: max(min(file.nbytes, _STREAM_BYTES) + 1, self._least_bytes),
+            work=lambda file, on_ending: self._sender.send(
+                file, known.tree.get(file.path), known.found.get(file.path), on_ending
+            ),
             budget_bytes=self._budget_bytes,
             workers=self._streams,
+            endings=self._endings,
         )
         return list(results)
 

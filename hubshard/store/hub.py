@@ -15,7 +15,7 @@ from hubshard.store.hub_commit import check_changes, commit_body, history_of, ma
 from hubshard.store.hub_errors import is_revision_missing, translated
 from hubshard.store.hub_pulls import open_pull_request_of, pull_request_of
 from hubshard.store.hub_read import RangeReader
-from hubshard.store.hub_stage import Advice, Stager
+from hubshard.store.hub_stage import Advice, Stager, Told
 from hubshard.store.hub_xet_read import XetReader, file_of
 from hubshard.store.hub_xet_session import XetSessions, is_xet_enabled
 from hubshard.store.patience import Patience
@@ -127,6 +127,7 @@ class HubStore:
         sha256: str | None = None,
         create_pr: bool = False,
         on_sent: _OnBytes = lambda _: None,
+        on_ending: Callable[[], None] = lambda: None,
     ) -> Staged:
         """Make content durable without showing it. A branch that is not there yet is taken as main.
 
@@ -141,14 +142,14 @@ class HubStore:
             sha256: of the content, where known.
             create_pr: the commit will open a pull request.
             on_sent: is told of bytes that went to the storage since its last call, from any thread.
+            on_ending: called when most of it is there and the rest on its way, from any thread; perhaps never.
 
         Raises:
             IntegrityError: `data` has another size or hash than said.
             StoreError: the repo's .gitignore refuses it, the token may not write, or tried again in vain.
         """
-        return self._stager.stage(
-            branch, check_store_path(path), data, nbytes=nbytes, sha256=sha256, create_pr=create_pr, on_sent=on_sent
-        )
+        told = Told(on_sent, on_ending)
+        return self._stager.stage(branch, check_store_path(path), data, nbytes, sha256, told, create_pr=create_pr)
 
     def commit(
         self,
@@ -371,11 +372,9 @@ class HubStore:
         return found
 
     def _info(self, field: str) -> Mapping[str, Any] | None:
-        def take(answer: Any) -> Mapping[str, Any]:
-            return {field: answer[field]}
-
+        url, params = self._client.api_url(), {"expand": field}
         try:
-            return self._client.ask("GET", self._client.api_url(), "look at it", take, params={"expand": field})
+            return self._client.ask("GET", url, "look at it", lambda answer: {field: answer[field]}, params=params)
         except NotFoundError:
             return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hubshard.digests import git_blob_id
@@ -13,10 +13,10 @@ from hubshard.store.content import read_all, sample_of, sha256_of
 from hubshard.store.hub_client import HubClient
 from hubshard.store.hub_errors import is_revision_missing, status_of
 from hubshard.store.hub_lfs import is_held, upload_lfs
-from hubshard.store.hub_xet import XetUploader
+from hubshard.store.hub_xet import Told, XetUploader
 from hubshard.store.hub_xet_session import XetSessions
 
-__all__ = ["Advice", "Stager"]
+__all__ = ["Advice", "Stager", "Told"]
 
 _SAMPLE_BYTES = 512
 _MAX_FILES = 256
@@ -80,13 +80,13 @@ class Stager:
         branch: str,
         path: str,
         data: Content,
-        *,
         nbytes: int,
         sha256: str | None,
+        told: Told,
+        *,
         create_pr: bool,
-        on_sent: Callable[[int], None],
     ) -> Staged:
-        """Make the content of one file durable; see `Store.stage`."""
+        """Make the content of one file durable; see `HubStore.stage`."""
         sample = sample_of(data, _SAMPLE_BYTES) if nbytes else b""
         revision, advice = self._advised(branch, path, nbytes, sample, create_pr=create_pr)
         if advice.is_ignored:
@@ -100,7 +100,7 @@ class Stager:
         target = None if create_pr else revision
         if sha256 is not None and (advice.blob == sha256 or self._is_held(target, path, nbytes, sha256)):
             return Staged(path, nbytes, sha256, {"mode": "held"})
-        return self._send(target, path, data, nbytes=nbytes, sha256=sha256, on_sent=on_sent)
+        return self._send(target, path, data, nbytes, sha256, told)
 
     def _advised(self, branch: str, path: str, nbytes: int, sample: bytes, *, create_pr: bool) -> tuple[str, Advice]:
         try:
@@ -119,19 +119,12 @@ class Stager:
             raise
 
     def _send(
-        self,
-        revision: str | None,
-        path: str,
-        data: Content,
-        *,
-        nbytes: int,
-        sha256: str | None,
-        on_sent: Callable[[int], None],
+        self, revision: str | None, path: str, data: Content, nbytes: int, sha256: str | None, told: Told
     ) -> Staged:
         if self._xet is not None:
-            done = self._xet.upload(revision, data, path=path, nbytes=nbytes, sha256=sha256, on_sent=on_sent)
+            done = self._xet.upload(revision, data, path=path, nbytes=nbytes, sha256=sha256, told=told)
             if done is not None:
                 return Staged(path, nbytes, done[0], {"mode": "xet"}, nbytes_sent=done[1])
         sha256 = sha256 or sha256_of(data, path=path, nbytes=nbytes)
-        sent = upload_lfs(self._client, revision, data, path=path, nbytes=nbytes, sha256=sha256, on_sent=on_sent)
+        sent = upload_lfs(self._client, revision, data, path=path, nbytes=nbytes, sha256=sha256, on_sent=told.on_sent)
         return Staged(path, nbytes, sha256, {"mode": "lfs"}, nbytes_sent=sent)

@@ -22,10 +22,13 @@ from hubshard.store.hub_xet_session import XetSessions
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["XetUploader"]
+__all__ = ["Told", "XetUploader"]
 
 _RETRIES = 2  # hf_xet tries each request again by itself
 _LOOK_SECONDS = 0.25
+_LOOK_SECONDS_AT_THE_END = 0.02
+_LAST_BYTES = 64 * 10**6  # a block of hf_xet: less than that is left when a file is said to be ending
+_LAST_PART = 4  # and less than a fourth of it
 _SILENT_STALLS = 4.0  # what was handed to the system is still on its way when the count stands still
 _CHECKED_BYTES_PER_SECOND = 100 * 10**6  # a Hub hashes a file before it answers that it has it
 
@@ -44,6 +47,20 @@ def _access_of(refresh_url: str, answer: Any) -> _Access:
     return _Access(str(answer["casUrl"]), str(answer["accessToken"]), int(answer["exp"]), refresh_url)
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Who is told how an upload goes on, from any thread.
+
+    Attributes:
+        on_sent: of the bytes that crossed the network since its last call; what it raises ends the upload.
+        on_ending: once, when the content was handed over, and what is still to be sent of it is little: less than
+            64 MB and than a fourth.
+    """
+
+    on_sent: Callable[[int], None]
+    on_ending: Callable[[], None]
+
+
 class XetUploader:
     """Streams content into the Xet storage of one repo, from several threads at once if need be."""
 
@@ -60,7 +77,7 @@ class XetUploader:
         path: str,
         nbytes: int,
         sha256: str | None,
-        on_sent: Callable[[int], None],
+        told: Told,
     ) -> tuple[str, int] | None:
         """Make content durable; its sha256, and the bytes that crossed the network for it; None on a Hub without Xet.
 
@@ -73,7 +90,7 @@ class XetUploader:
             path: for messages.
             nbytes: its size.
             sha256: in hex, or None.
-            on_sent: is told of the bytes that crossed the network since its last call.
+            told: is told.
 
         Raises:
             IntegrityError: `data` has another size or hash.
@@ -85,7 +102,7 @@ class XetUploader:
 
         def attempt() -> tuple[str, int]:
             content = CheckedContent(data, path=path, nbytes=nbytes, sha256=sha256, hashes=False)
-            return self._attempt(access, content, path, nbytes, sha256, on_sent)
+            return self._attempt(access, content, path, nbytes, sha256, told)
 
         return self._client.patience.insist(attempt, path, most=_RETRIES)
 
@@ -106,7 +123,7 @@ class XetUploader:
         path: str,
         nbytes: int,
         sha256: str | None,
-        on_sent: Callable[[int], None],
+        told: Told,
     ) -> tuple[str, int]:
         headers = self._client.headers()
         with self._errors(path):
@@ -121,7 +138,7 @@ class XetUploader:
         try:
             silence = _SILENT_STALLS * self._client.patience.stall_seconds
             silence += nbytes / _CHECKED_BYTES_PER_SECOND
-            with _Meter(upload, on_sent, self._pulse, path, silence) as meter:
+            with _Meter(upload, told, self._pulse, path, nbytes, silence) as meter:
                 done = self._fill(upload, content, path, sha256, meter)
         except BaseException:
             with contextlib.suppress(OSError, RuntimeError):  # the reason is on its way already
@@ -190,23 +207,28 @@ class _Meter:
 
     Args:
         upload: hf_xet's.
-        on_sent: is told of the bytes since its last call; what it raises ends the upload.
+        told: is told; what it raises ends the upload.
         pulse: of all uploads.
         path: for messages.
+        nbytes: of the content.
         silence: that ends it (seconds).
     """
 
-    def __init__(self, upload: Any, on_sent: Callable[[int], None], pulse: _Pulse, path: str, silence: float) -> None:
+    def __init__(self, upload: Any, told: Told, pulse: _Pulse, path: str, nbytes: int, silence: float) -> None:
         self._upload = upload
-        self._on_sent = on_sent
+        self._told = told
         self._pulse = pulse
         self._path = path
+        self._last_bytes = min(_LAST_BYTES, nbytes // _LAST_PART)
+        self._nbytes = nbytes
         self._silence = silence
         self._is_fed = False
+        self._is_ending = False
         self._waits_since: float | None = None
         self._told_bytes = 0
         self._error: BaseException | None = None
-        self._ended = threading.Event()
+        self._has_ended = False
+        self._look = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hubshard-xet-meter", daemon=True)
 
     def __enter__(self) -> Self:
@@ -214,8 +236,7 @@ class _Meter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
+        self._stop()
         self.check()
 
     def check(self) -> None:
@@ -226,24 +247,33 @@ class _Meter:
     def fed(self) -> None:
         """All content was handed over."""
         self._is_fed = True
+        self._look.set()
 
     def end(self, sent_bytes: int) -> None:
         """Tell of the rest, now that the sum is known."""
-        self._ended.set()
-        self._thread.join()
+        self._stop()
         self._tell(sent_bytes)
 
+    def _stop(self) -> None:
+        self._has_ended = True
+        self._look.set()
+        self._thread.join()
+
     def _run(self) -> None:
-        while not self._ended.wait(_LOOK_SECONDS):
+        while not self._has_ended:
             try:
                 progress = self._upload.progress()
                 self._tell(int(progress.total_transfer_bytes_completed))
+                self._tell_of_the_end(int(progress.total_bytes_completed))
                 self._listen(is_waiting=self._is_fed or int(progress.total_transfer_bytes) > self._told_bytes)
             except BaseException as error:  # noqa: BLE001  # raised again where the upload is waited for
                 self._error = error
                 with contextlib.suppress(OSError, RuntimeError):
                     self._upload.abort()
                 return
+            is_soon = self._is_fed and not self._is_ending
+            self._look.wait(_LOOK_SECONDS_AT_THE_END if is_soon else _LOOK_SECONDS)
+            self._look.clear()
 
     def _listen(self, *, is_waiting: bool) -> None:
         if not is_waiting:
@@ -258,4 +288,9 @@ class _Meter:
         if sent_bytes > self._told_bytes:
             self._pulse.beat()
             told, self._told_bytes = self._told_bytes, sent_bytes
-            self._on_sent(sent_bytes - told)
+            self._told.on_sent(sent_bytes - told)
+
+    def _tell_of_the_end(self, done_bytes: int) -> None:
+        if self._is_fed and not self._is_ending and self._nbytes - done_bytes <= self._last_bytes:
+            self._is_ending = True
+            self._told.on_ending()

@@ -1,0 +1,88 @@
+"""A shard of which nothing is left to be sent does not hold up the next one, and is not forgotten."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hubshard.errors import StoreError
+from tests.faults.models import Repo, equal, new_repo, weights
+from tests.faults.proxy import Answer, Exchange, Fault, Proxy, say
+
+if TYPE_CHECKING:
+    from tests.conftest import Hub
+
+pytest.importorskip("starlette")
+
+REGISTRATION = r"POST .*/v1/shards"
+BLOCK = r"POST .*/xorbs/"
+STAGING = r"POST .*/commit/hubshard%2Fstaging"
+SHARD_BYTES = 2 * 16_384
+PATIENCE_SECONDS = 30.0
+
+
+@pytest.fixture
+def repo(module_hub: Hub, proxy: Proxy) -> Repo:
+    """Holds an old model; published to through the proxy."""
+    made = new_repo(module_hub, proxy.url)
+    made.put(weights(1))
+    return made
+
+
+def second_block_arrives(proxy: Proxy) -> threading.Event:
+    """Happens when the second shard of a publish is sent."""
+    arrived = threading.Event()
+
+    def arrives(exchange: Exchange) -> Answer:
+        arrived.set()
+        return exchange.forward()
+
+    proxy.fail(BLOCK, Exchange.done, arrives)
+    return arrived
+
+
+def after(event: threading.Event, then: Fault, seen: list[bool]) -> Fault:
+    def fault(exchange: Exchange) -> Answer:
+        seen.append(event.wait(PATIENCE_SECONDS))
+        return then(exchange)
+
+    return fault
+
+
+def test_the_next_shard_is_sent_while_the_hub_takes_note_of_one(repo: Repo, proxy: Proxy, tmp_path: Path) -> None:
+    seen: list[bool] = []
+    proxy.fail(REGISTRATION, after(second_block_arrives(proxy), Exchange.done, seen))
+    repo.push(weights(2), message="new", streams=1)
+    assert seen == [True]
+    assert equal(repo.tensors(tmp_path / "cache"), weights(2))
+    assert len(proxy.lines(BLOCK)) == 4
+
+
+def test_and_while_one_is_kept_on_the_staging_branch(repo: Repo, proxy: Proxy, tmp_path: Path) -> None:
+    seen: list[bool] = []
+    proxy.fail(STAGING, after(second_block_arrives(proxy), Exchange.done, seen))
+    repo.push(weights(2), message="new", streams=1)
+    assert seen == [True]
+    assert equal(repo.tensors(tmp_path / "cache"), weights(2))
+
+
+@pytest.mark.parametrize("line", [REGISTRATION, STAGING])
+def test_a_shard_that_is_refused_at_its_end_ends_the_publish_with_the_next_one(
+    repo: Repo, proxy: Proxy, tmp_path: Path, line: str
+) -> None:
+    seen: list[bool] = []
+    proxy.always(line, after(second_block_arrives(proxy), say(403, "not this one"), seen))
+    with pytest.raises(StoreError, match=r"model-00001|not allowed"):
+        repo.push(weights(2), message="new", streams=1)
+    proxy.heal()
+    assert seen[0]
+    assert len(proxy.lines(BLOCK)) == 2, "no third shard was begun"
+    assert equal(repo.tensors(tmp_path / "old"), weights(1))
+    before = repo.nbytes_received()
+    repo.push(weights(2), message="new")
+    assert equal(repo.tensors(tmp_path / "new"), weights(2))
+    assert repo.branches() == ["main"]
+    assert repo.nbytes_received() - before < 2.1 * SHARD_BYTES, "what had arrived was not sent again"
