@@ -12,43 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hubshard.errors import FormatError, IntegrityError, NotFoundError
-from hubshard.hubserver.xet.dedup import find_chunk, note_upload
-from hubshard.hubserver.xet.hashing import chunk_hash, file_hash, from_hex, merkle_root, range_hash, to_hex
-from hubshard.hubserver.xet.shard import ShardFile, ShardTerm, parse_shard
+from hubshard.hubserver.xet.dedup import find_chunk
+from hubshard.hubserver.xet.hashing import chunk_hash, from_hex, to_hex
+from hubshard.hubserver.xet.shard import ShardFile, parse_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hubshard.hubserver.xet.storage import XorbStore
     from tests.hubserver.conftest import Golden, Storage
-
-
-def put_xorb(storage: Storage, body: bytes, xorb: bytes) -> None:
-    with storage.files.xorbs.writer(xorb) as writer:
-        writer.write(body)
-        _, index = writer.commit()
-    note_upload(storage.files.db, storage.repo_id, xorb, index)
-
-
-def make_xorb(storage: Storage, chunks: list[bytes]) -> bytes:
-    """Stores a xorb of these chunks, not packed; its hash."""
-    sizes = [len(data).to_bytes(3, "little") for data in chunks]
-    body = b"".join(b"\0" + size + b"\0" + size + data for size, data in zip(sizes, chunks, strict=True))
-    xorb = merkle_root([(chunk_hash(data), len(data)) for data in chunks])
-    put_xorb(storage, body, xorb)
-    return xorb
-
-
-def make_file(xorbs: XorbStore, runs: list[tuple[bytes, int, int]], content: bytes) -> ShardFile:
-    """A file of (xorb, first chunk, one past the last), described truly."""
-    terms, nodes = [], []
-    for xorb, start, stop in runs:
-        index = xorbs.index(xorb)
-        part = index.nodes(start, stop)
-        nodes += part
-        proof = range_hash(value for value, _ in part)
-        terms.append(ShardTerm(xorb, start, stop, sum(nbytes for _, nbytes in part), proof))
-    return ShardFile(file_hash(nodes), tuple(terms), hashlib.sha256(content).hexdigest())
 
 
 def test_the_clients_shard_names_its_files(golden: Golden) -> None:
@@ -82,7 +53,7 @@ def test_a_damaged_shard_is_refused(golden: Golden, damage: Callable[[bytes], by
 
 
 def test_registered_files_are_found_by_their_sha256_and_read_back(golden: Golden, storage: Storage) -> None:
-    put_xorb(storage, golden.xorb, from_hex(golden.xorb_hash))
+    storage.put_xorb(golden.xorb, from_hex(golden.xorb_hash))
     new = [storage.files.register(file, storage.repo_id) for file in parse_shard(golden.shard)]
     assert new == [True, True, True]
     for name, data in golden.files.items():
@@ -115,7 +86,7 @@ def _broken(file: ShardFile, **changes: object) -> ShardFile:
 def test_a_file_that_is_not_what_its_shard_says_is_refused(
     golden: Golden, storage: Storage, tamper: Callable[[ShardFile], ShardFile], message: str
 ) -> None:
-    put_xorb(storage, golden.xorb, from_hex(golden.xorb_hash))
+    storage.put_xorb(golden.xorb, from_hex(golden.xorb_hash))
     for file in parse_shard(golden.shard):
         with pytest.raises(FormatError, match=message):
             storage.files.register(tamper(file), storage.repo_id)
@@ -128,7 +99,7 @@ def counts(connection: sqlite3.Connection) -> list[int]:
 
 
 def test_the_server_computes_the_sha256_itself(golden: Golden, storage: Storage) -> None:
-    put_xorb(storage, golden.xorb, from_hex(golden.xorb_hash))
+    storage.put_xorb(golden.xorb, from_hex(golden.xorb_hash))
     file = parse_shard(golden.shard)[0]
     with pytest.raises(IntegrityError, match=f"has sha256 {file.sha256}, the shard says 0000"):
         storage.files.register(replace(file, sha256="0" * 64), storage.repo_id)
@@ -140,7 +111,7 @@ def test_the_server_computes_the_sha256_itself(golden: Golden, storage: Storage)
 
 
 def test_a_deleted_repo_takes_no_files(golden: Golden, storage: Storage) -> None:
-    put_xorb(storage, golden.xorb, from_hex(golden.xorb_hash))
+    storage.put_xorb(golden.xorb, from_hex(golden.xorb_hash))
     with pytest.raises(NotFoundError, match="was deleted"):
         storage.files.register(parse_shard(golden.shard)[0], storage.repo_id + 1)
     assert counts(storage.files.db.connection()) == [0, 0, 0, 0]
@@ -149,13 +120,13 @@ def test_a_deleted_repo_takes_no_files(golden: Golden, storage: Storage) -> None
 def test_every_range_of_a_file_of_many_terms_is_a_slice(storage: Storage) -> None:
     rng = random.Random(5)
     chunks = [[rng.randbytes(rng.randrange(1, 400)) for _ in range(12)] for _ in range(3)]
-    xorbs = [make_xorb(storage, part) for part in chunks]
+    xorbs = [storage.make_xorb(part) for part in chunks]
     runs = []
     for _ in range(9):
         which, start = rng.randrange(3), rng.randrange(11)
         runs.append((which, start, rng.randrange(start + 1, 13)))
     content = b"".join(b"".join(chunks[which][start:stop]) for which, start, stop in runs)
-    file = make_file(storage.files.xorbs, [(xorbs[which], start, stop) for which, start, stop in runs], content)
+    file = storage.make_file([(xorbs[which], start, stop) for which, start, stop in runs], content)
     assert storage.files.register(file, storage.repo_id)
     name = to_hex(file.hash)
     ends = storage.files.file_map(file.hash).ends
@@ -168,7 +139,7 @@ def test_every_range_of_a_file_of_many_terms_is_a_slice(storage: Storage) -> Non
 
 def test_only_uploads_to_the_same_repo_are_offered_for_deduplication(golden: Golden, storage: Storage) -> None:
     xorb = from_hex(golden.xorb_hash)
-    put_xorb(storage, golden.xorb, xorb)
+    storage.put_xorb(golden.xorb, xorb)
     first = chunk_hash(golden.files["text"])
     files, repo = storage.files, storage.repo_id
     shard = find_chunk(files.db, files.xorbs, repo, first)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hubshard.hubserver.xet.storage import XorbStore
     from hubshard.hubserver.xet.xorb import XorbIndex
 
-__all__ = ["find_chunk", "note_chunk", "note_upload"]
+__all__ = ["find_chunk", "is_asked", "note_chunk", "note_upload"]
 
 _EVERY = 1024
 _XORBS_BEFORE = 4
@@ -31,7 +31,7 @@ _VALID_SECONDS = 3600
 
 def note_upload(db: Database, repo_id: int, xorb: bytes, index: XorbIndex) -> None:
     """Records that a xorb was uploaded to a repo, and which of its chunks clients will ask about."""
-    asked = [chunk for chunk in range(len(index)) if chunk == 0 or _is_asked(index.hash_of(chunk))]
+    asked = [chunk for chunk in range(len(index)) if chunk == 0 or is_asked(index.hash_of(chunk))]
     with db.write() as connection:
         connection.execute(  # nothing where the repo was deleted meanwhile
             "INSERT OR IGNORE INTO xet_uploads (repo_id, xorb) SELECT id, ? FROM repos WHERE id = ?", (xorb, repo_id)
@@ -81,5 +81,6 @@ def _offer(xorbs: XorbStore, xorb: bytes) -> XorbIndex | None:
         return None
 
 
-def _is_asked(chunk: bytes) -> bool:
+def is_asked(chunk: bytes) -> bool:
+    """Whether clients ask about a chunk with this hash wherever in a file it is, not only at its beginning."""
     return int.from_bytes(chunk[24:], "little") % _EVERY == 0

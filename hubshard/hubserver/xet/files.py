@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import struct
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hubshard.errors import FormatError, IntegrityError, NotFoundError
 from hubshard.hubserver.registry import hold
+from hubshard.hubserver.xet.ahead import Ahead
 from hubshard.hubserver.xet.dedup import note_chunk
 from hubshard.hubserver.xet.hashing import file_hash, from_hex, range_hash, to_hex
 from hubshard.hubserver.xet.storage import XorbStore
@@ -92,6 +92,7 @@ class XetFiles:
     def __init__(self, root: Path, db: Database) -> None:
         self.db = db
         self.xorbs = XorbStore(root)
+        self.ahead = Ahead(self.xorbs)
         self._maps = functools.lru_cache(_CACHED_FILES)(self._load_map)
         self._checking: dict[bytes, threading.Lock] = {}
         self._checking_lock = threading.Lock()
@@ -157,7 +158,7 @@ class XetFiles:
         terms = self._check_terms(file)
         with self._one_at_a_time(file.hash):
             if file.sha256 is not None and not self._is_checked(file):
-                _check_sha256(file, self._read(_map_of(terms), 0, sum(term.nbytes for term in terms)))
+                self._check_sha256(file, _map_of(terms), repo_id)
             return self._record(file, terms, repo_id)
 
     def _check_terms(self, file: ShardFile) -> tuple[Term, ...]:
@@ -192,6 +193,15 @@ class XetFiles:
             .fetchone()
         )
         return row is not None
+
+    def _check_sha256(self, file: ShardFile, made_of: FileMap, repo_id: int) -> None:
+        digest, done = self.ahead.beginning(repo_id, file.terms)
+        for piece in self._read(made_of, made_of.ends[done - 1] if done else 0, made_of.nbytes):
+            digest.update(piece)
+        if digest.hexdigest() != file.sha256:
+            raise IntegrityError(
+                f"file {to_hex(file.hash)}: its content has sha256 {digest.hexdigest()}, the shard says {file.sha256}"
+            )
 
     def _record(self, file: ShardFile, terms: Sequence[Term], repo_id: int) -> bool:
         with self.db.write() as connection:
@@ -239,16 +249,6 @@ def _check_term(term: ShardTerm, index: XorbIndex) -> Term:
         raise FormatError(f"{where}: the verification hash is wrong")
     start, stop = index.packed_offset(term.start), index.packed_offset(term.stop)
     return Term(term.xorb, term.start, term.stop, nbytes, start, stop)
-
-
-def _check_sha256(file: ShardFile, pieces: Iterator[bytes | memoryview]) -> None:
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    if digest.hexdigest() != file.sha256:
-        raise IntegrityError(
-            f"file {to_hex(file.hash)}: its content has sha256 {digest.hexdigest()}, the shard says {file.sha256}"
-        )
 
 
 def _insert_file(connection: sqlite3.Connection, file: ShardFile, terms: Sequence[Term]) -> bool:

@@ -20,7 +20,7 @@ from hubshard.hubserver.access import require_contents
 from hubshard.hubserver.auth import require_read, require_write
 from hubshard.hubserver.errors import ApiError, forbidden, repo_not_found
 from hubshard.hubserver.http import base_url, read_body, route
-from hubshard.hubserver.xet.dedup import find_chunk, note_upload
+from hubshard.hubserver.xet.dedup import find_chunk, is_asked, note_upload
 from hubshard.hubserver.xet.files import XetFiles
 from hubshard.hubserver.xet.hashing import from_hex, to_hex
 from hubshard.hubserver.xet.realm import current_realm
@@ -111,6 +111,7 @@ class _Cas:
         self._files = state.objects.xet if isinstance(state.objects.xet, XetFiles) else XetFiles(state.root, state.db)
         state.objects.xet = self._files
         self._uploads = asyncio.Semaphore(_UPLOADS_AT_ONCE)
+        self._hashing: set[asyncio.Task[None]] = set()
 
     def route(self, method: str, path: str, handler: Callable[[Request], Awaitable[Response]], kind: str) -> Route:
         async def endpoint(request: Request) -> Response:
@@ -122,6 +123,7 @@ class _Cas:
     async def upload_xorb(self, request: Request) -> Response:
         token = self._token(request, "write")
         xorb = from_hex(request.path_params["hash"])
+        self._files.ahead.xorb_begins(token.repo_id, xorb)
         async with self._uploads:
             writer = await self._state.run(self._files.xorbs.writer, xorb)
             try:
@@ -131,7 +133,14 @@ class _Cas:
                 await self._state.run(writer.abort)
         await self._state.run(note_upload, self._state.db, token.repo_id, xorb, index)
         self._state.counters.add(token.repo, "xet_received", nbytes)
+        self._hash_ahead(token.repo_id, xorb)
         return JSONResponse({"was_inserted": inserted})
+
+    def _hash_ahead(self, repo_id: int, xorb: bytes) -> None:
+        """While the client sends on, or makes the next xorb."""
+        task = asyncio.create_task(self._state.run(self._files.ahead.xorb_stored, repo_id, xorb))
+        self._hashing.add(task)
+        task.add_done_callback(self._hashing.discard)
 
     async def upload_shard(self, request: Request) -> Response:
         token = self._token(request, "write")
@@ -151,6 +160,8 @@ class _Cas:
         chunk = from_hex(request.path_params["hash"])
         if token.scope != "write":  # who does not upload has nothing to deduplicate
             return Response(status_code=404)
+        if not is_asked(chunk):  # clients ask about two kinds of chunks
+            self._files.ahead.file_begins(token.repo_id, chunk)
         shard = await self._state.run(find_chunk, self._state.db, self._files.xorbs, token.repo_id, chunk)
         return Response(shard, 404 if shard is None else 200, media_type="application/octet-stream")
 
