@@ -10,7 +10,7 @@ import yaml
 
 __all__ = ["Verdict", "check", "metadata"]
 
-_FRONT_MATTER = re.compile(r"\A\ufeff?\s*---[ \t]*\r?\n(.*?)(?:\r?\n)?^---[ \t]*$", re.DOTALL | re.MULTILINE)
+_FRONT_MATTER = re.compile(r"\A\ufeff?\s*---[ \t]*\r?\n(.*?)(?:\r?\n)?^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 _STRINGS = ("pipeline_tag", "library_name", "license_name", "license_link", "pretty_name", "sdk", "title")
 _STRING_LISTS = ("tags", "datasets", "metrics", "base_model", "language", "license", "task_categories", "task_ids")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")

@@ -31,6 +31,10 @@ def test_a_good_card_has_nothing_wrong() -> None:
     assert metadata(GOOD)["license"] == "apache-2.0"
 
 
+def test_a_card_that_was_written_on_windows_is_read_alike() -> None:
+    assert metadata(GOOD.replace("\n", "\r\n")) == metadata(GOOD)
+
+
 @pytest.mark.parametrize("content", ["# Only a title", "", "---\n---\n", "text\n---\nlicense: mit\n---\n"])
 def test_a_card_without_metadata_is_a_warning(content: str) -> None:
     verdict = check(content, "model")
