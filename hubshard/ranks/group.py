@@ -9,6 +9,7 @@ Imports torch: import this module only where a process group is at hand.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import threading
@@ -123,11 +124,12 @@ class RankGroup:
         self._failure: HubshardError | None = None
         self._told: Mapping[str, Any] | None = None  # by another rank, of its failure
         self._ended = threading.Event()
-        # no daemon: torch cannot bear that a thread waits within it while the interpreter ends
-        self._mailbox = threading.Thread(target=self._receive, name="hubshard-mailbox")
+        self._mailbox = threading.Thread(target=self._receive, name="hubshard-mailbox", daemon=True)
         self._beat = threading.Thread(target=self._tell_alive, name="hubshard-alive", daemon=True)
         self._mailbox.start()
         self._beat.start()
+        # torch does not bear it well that a message comes in while the interpreter ends
+        atexit.register(self._await_mailbox, None)
 
     # Messages
 
@@ -226,8 +228,8 @@ class RankGroup:
     def close(self) -> None:
         """End it: this rank asks and tells no more. Others are answered until they are done too.
 
-        Those that are gone are not waited for. Where rank 0 is, the mailbox, and the connections with it, ends within
-        the limit of silence.
+        Those that are gone are not waited for. Where rank 0 is, the mailbox, and the connections with it, ends with the
+        process, or within the limit of silence.
         """
         if self.rank != 0:
             self._hush()
@@ -238,10 +240,10 @@ class RankGroup:
             self._hush()
             for rank in self._partners:
                 self._say_end(rank)
-        if self._partners - self._gone.keys():
-            self._mailbox.join(self._limit_seconds)
+        self._await_mailbox(self._limit_seconds)
         if not self._mailbox.is_alive():
             self._backend = None  # which closes the connections
+            atexit.unregister(self._await_mailbox)
 
     # How
 
@@ -296,6 +298,11 @@ class RankGroup:
     def _hush(self) -> None:
         self._ended.set()
         self._beat.join()
+
+    def _await_mailbox(self, seconds: float | None) -> None:
+        # gloo tells nobody who waits for any rank that one has closed its connection: nothing wakes the mailbox then
+        is_forsaken = self._partners <= self._parted | self._gone.keys()
+        self._mailbox.join(_LOOK_SECONDS if is_forsaken else seconds)
 
     def _say_end(self, rank: int) -> None:
         with contextlib.suppress(StoreError), self._sending[rank]:

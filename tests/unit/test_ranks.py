@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from hubshard.ranks.telling import error_of, plain_error, told_bytes, told_value
 from hubshard.steps.step import Step
 from hubshard.store.patience import BusyError
 from hubshard.watch import LimitError
+from tests import warm
+from tests.systems import KILLED
 from tests.thread_ranks import job_of_one, on_ranks
 
 dist = pytest.importorskip("torch.distributed")
@@ -143,3 +146,35 @@ def test_ranks_of_which_one_is_lost_end_without_waiting_for_it() -> None:
     assert type(first) is type(last) is StoreError
     assert str(first) == str(last)
     assert str(first).startswith("rank 1 is gone, or cannot be reached")
+
+
+LEFT_ALONE = """
+import os, sys, time
+import torch.distributed as dist
+from hubshard.errors import StoreError
+from hubshard.ranks.group import RankGroup, job_of
+rank, port = map(int, sys.argv[1:])
+store = dist.TCPStore("127.0.0.1", port, is_master=False)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+group = RankGroup(job_of(None), "call", limit_seconds=600)
+group.tell(1 - rank, "greeting")
+group.hear(1 - rank, "greeting")
+if rank == 0:
+    os.kill(os.getpid(), 9)
+try:
+    while True:
+        group.tell(0, "more")
+        time.sleep(0.05)
+except StoreError as error:
+    print(error.message, flush=True)
+    group.give_up(error)
+group.close()
+"""
+
+
+def test_a_process_ends_at_once_where_rank_0_was_killed_and_the_store_lives_on(tmp_path: Path) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    argv = [["-c", LEFT_ALONE, rank, store.port] for rank in range(2)]
+    ranks = [warm.start(each, tmp_path / "log", imports="torch") for each in argv]
+    assert [rank.wait(timeout=100) for rank in ranks] == [KILLED, 0]
+    assert (tmp_path / "log").read_text().startswith("rank 0 is gone, or cannot be reached: ")
