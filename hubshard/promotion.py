@@ -15,7 +15,8 @@ from hubshard.names import check_variant, is_weight_file, variant_of
 from hubshard.paths import check_plain_path
 from hubshard.protocols import Revision
 from hubshard.publish.delivery import Delivery, Published, deliver
-from hubshard.publish.outgoing import Layout, OutFile, Outgoing, from_memory
+from hubshard.publish.left_out import Choice
+from hubshard.publish.outgoing import Layout, OutFile, Outgoing, beside_weights, from_memory
 from hubshard.readers import read_bytes
 from hubshard.sizes import parse_size
 from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
@@ -23,6 +24,7 @@ from hubshard.sources.model_config import config_with_dtype
 from hubshard.steps.source import MODEL, StepSource, open_step
 from hubshard.store.hub import HubStore
 from hubshard.store.hub_client import Token
+from hubshard.store.opening import Opened, open_target
 from hubshard.store.patience import Patience
 from hubshard.target import check_repo_id, check_revision
 
@@ -30,6 +32,7 @@ __all__ = ["Promoted", "promote"]
 
 _CONFIG = "config.json"
 _DISTRIBUTED = "module."  # what DistributedDataParallel puts before every name
+_COMPANIONS = ("*.json", "*.jinja", "*.model", "*.py", "*.spm", "*.tiktoken", "*.txt")  # of a folder
 _MOST_NAMED = 5
 
 
@@ -105,7 +108,8 @@ def promote(
         create_pr: see there.
         expected_head: see there.
         message: title of the commit; by default it names the step.
-        companions: configs, tokenizers, processors to go along.
+        companions: configs, tokenizers, processors to go along; or a directory, or `org/name[@revision]` of another
+            repo, whose small files do, its model card left out.
         staging: see there.
         staging_batch_size: see there.
         scratch: see there; saves a second download where Xet is off, or where shards of the same sizes are replaced.
@@ -160,7 +164,11 @@ def promote(
         store = None if local_dir is not None else HubStore(home, token=token, endpoint=endpoint, patience=patience)
         opened = open_step(store, step=step, branch=branch, where=home, local_dir=local_dir)
         sources.append(StepSource(opened, part))
-        return _outgoing(sources[0], layout, companions, _Target.of(to, patience))
+        objects = [each for each in companions if not isinstance(each, str | os.PathLike)]
+        outgoing = from_memory(sources[0], layout, companions=objects)
+        for place in (each for each in companions if isinstance(each, str | os.PathLike)):
+            outgoing = _joined(outgoing, open_target(place, token=token, endpoint=endpoint, patience=patience))
+        return _outgoing(sources[0], layout, outgoing, _Target.of(to, patience))
 
     published = deliver(to, collect)
     (source,) = sources
@@ -196,8 +204,21 @@ class _Target:
         return read_bytes(self.store, self.at, path, 0, nbytes)
 
 
-def _outgoing(source: StepSource, layout: Layout, companions: Sequence[object], target: _Target) -> Outgoing:
-    outgoing = from_memory(source, layout, companions=companions)
+def _joined(outgoing: Outgoing, companion: Opened) -> Outgoing:
+    """What goes out, and the small files of a folder or repo besides."""
+    if companion.path is not None:
+        raise FormatError(f"{companion.where}: config and tokenizer are taken from a folder", hint="name the folder")
+    choice = Choice(_COMPANIONS, ("README.md",))
+    files, _ = beside_weights(companion, companion.store.list(companion.at), choice)
+    if not files:
+        raise NotFoundError(f"{companion.where} holds no config or tokenizer", hint="name another companion")
+    twice = {file.path for file in files} & {file.path for file in outgoing.files if not file.default}
+    if twice:
+        raise FormatError(f"{companion.where}: another companion brings {listed(sorted(twice))} too")
+    return replace(outgoing, files=(*outgoing.files, *files))
+
+
+def _outgoing(source: StepSource, layout: Layout, outgoing: Outgoing, target: _Target) -> Outgoing:
     files = {file.path: file for file in (*_saved_files(source), *outgoing.files)}
     if layout.dtype is not None:
         config = files.get(_CONFIG)
@@ -231,4 +252,4 @@ def _notes(source: StepSource, paths: Container[str]) -> Iterator[str]:
         part = f"{source.part}.module" if source.part else "module"
         yield f"all names begin with {_DISTRIBUTED!r}, as DistributedDataParallel saves them: is part={part!r} meant?"
     if _CONFIG not in paths:
-        yield f"the repo has no {_CONFIG}, which transformers asks for: `companions=` or `hf upload` put it there"
+        yield f"the repo has no {_CONFIG}, which transformers asks for: name a folder that has one with --companions"

@@ -24,7 +24,7 @@ from hubshard.cli.publish import publish
 from hubshard.cli.pull import pull
 from hubshard.cli.resume import resume
 from hubshard.cli.rollback import rollback
-from hubshard.errors import HubshardError
+from hubshard.errors import FormatError, HubshardError
 from hubshard.messages import one_line
 from hubshard.target import check_endpoint
 
@@ -32,6 +32,9 @@ __all__ = ["app", "main"]
 
 _EXTRAS = {"torch": "torch", "numpy": "torch", "transformers": "transformers", "accelerate": "transformers"}
 """The extra that brings an optional package; what is not named here comes with `hub`."""
+
+_WHOLE_NUMBERS = {"HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"}
+"""What huggingface_hub reads of the environment as such when it is imported (its constants.py); all else is text."""
 
 app = typer.Typer(
     name="hubshard",
@@ -66,8 +69,20 @@ def options(
     ] = False,
 ) -> None:
     """Publish models to the Hugging Face Hub in shards, pull them, look into them, and resume training runs."""
+    # huggingface_hub's import would fail with a traceback
     if "HF_ENDPOINT" in os.environ:
-        check_endpoint(os.environ["HF_ENDPOINT"])  # huggingface_hub's import fails with a traceback on some
+        check_endpoint(os.environ["HF_ENDPOINT"])
+    for name in _WHOLE_NUMBERS & os.environ.keys():
+        _check_whole_number(name, os.environ[name])
+
+
+def _check_whole_number(name: str, value: str) -> None:
+    try:
+        int(value)
+    except ValueError as error:
+        raise FormatError(
+            f"{name} is {value!r} in the environment: no whole number", hint=f"correct it, or `unset {name}`"
+        ) from error
 
 
 def main() -> None:

@@ -69,6 +69,13 @@ def promote(
     private: Private = None,
     expected_head: ExpectedHead = None,
     message: Title = None,
+    companions: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="A directory or org/name[@revision] whose config and tokenizer go along; may be given again.",
+        ),
+    ] = None,
     staging: StagingOption = Staging.branch,
     scratch: Annotated[
         Path | None,
@@ -114,6 +121,7 @@ def promote(
             create_pr=create_pr,
             expected_head=expected_head,
             message=message,
+            companions=companions or (),
             staging="branch" if staging is Staging.branch else "none",
             scratch=scratch,
             streams=streams,

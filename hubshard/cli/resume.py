@@ -80,6 +80,8 @@ def list_steps(repo: Repo, *, branch: Branch = None, token: Token = None, as_jso
     broken = sum(one.problem is not None for one in found)
     total = format_size(sum(one.nbytes for one in found))
     typer.echo(f"{counted(len(found), 'step')}, {total}" + (f", {broken} cannot be restored" if broken else ""))
+    if any(one.saved_at is None for one in found):
+        typer.echo("No date (-): the branch's history was squashed since, or the Hub does not tell.")
 
 
 @resume.command()

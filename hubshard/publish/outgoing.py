@@ -25,7 +25,7 @@ from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.sources.state_dict import StateDictSource
 from hubshard.store.opening import Opened
 
-__all__ = ["Layout", "OutFile", "Outgoing", "from_memory", "from_store"]
+__all__ = ["Layout", "OutFile", "Outgoing", "beside_weights", "from_memory", "from_store"]
 
 _WORKERS = 8
 # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
@@ -186,7 +186,7 @@ def from_store(
     if path is not None and source.index_path is None:
         return _outgoing(plan, tensors, [], notes=source.notes)
     along = [entry for entry in entries if entry.path not in source.weight_files]
-    files, notes = _companions(opened, along, Choice(include, exclude))
+    files, notes = beside_weights(opened, along, Choice(include, exclude))
     total_parameters = None
     for number, file in enumerate(files):
         if file.path == "config.json":
@@ -216,7 +216,8 @@ def _kept_plan(source: SafetensorsSource, layout: Layout) -> ShardPlan | None:
     return ShardPlan(tuple(shards), layout.variant, oversized)
 
 
-def _companions(opened: Opened, entries: Iterable[Entry], choice: Choice) -> tuple[list[OutFile], list[str]]:
+def beside_weights(opened: Opened, entries: Iterable[Entry], choice: Choice) -> tuple[list[OutFile], list[str]]:
+    """Of some files of a revision, those that go along with a model, and sentences on what does not."""
     files, notes = [], []
     for entry in entries:
         path = entry.path

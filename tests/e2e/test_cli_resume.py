@@ -177,6 +177,7 @@ def test_prune_says_what_it_would_do_then_does_it_and_frees_with_squash(hub: Hub
     done = as_json(hub, "prune", repo, "--keep", 2, "--squash")
     assert (done["removed"], done["kept"], done["freed"]["files"]) == ([10, 30], [50, 60], 8)
     assert as_json(hub, "squash", repo)["files"] == 0
+    assert "No date (-): the branch's history was squashed since" in printed(hub, "list", repo)
     assert as_json(hub, "verify", repo, "--all")["ok"] is True
 
 

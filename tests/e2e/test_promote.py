@@ -330,6 +330,15 @@ def test_the_command_prints_what_it_did(repo: Repo, tmp_path: Path) -> None:
     record = json.loads(again.stdout)
     assert (record["changed"], record["step"], record["sent_bytes"]) == (False, 30, 0)
     assert record["read_bytes"] > 0
+    bare, base = new_repo(repo.hub), tmp_path / "base"
+    base.mkdir()
+    for name in ("config.json", "tokenizer.json", "README.md", "model.safetensors.index.json", ".env"):
+        (base / name).write_text("{}")
+    command = ["promote", bare.repo_id, "--resume-repo", repo.repo_id, "--companions", str(base), "--json"]
+    assert _hubshard(repo.hub, *command).returncode == 0
+    assert set(bare.files()) == {".gitattributes", "config.json", "model.safetensors", "tokenizer.json"}
+    refused = _hubshard(repo.hub, *command, "--companions", repo.repo_id)
+    assert f"{repo.repo_id}@main: another companion brings config.json, tokenizer.json too" in refused.stderr
     refused = _hubshard(repo.hub, "promote", repo.repo_id, "--step", "31")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "no step 31 is saved; there are 30" in refused.stderr

@@ -85,6 +85,14 @@ def test_a_known_error_is_one_line_and_a_hint_without_a_traceback(tmp_path: Path
     assert hint.startswith("Hint: ")
 
 
+def test_a_number_in_the_environment_that_is_none_is_one_line() -> None:
+    for value in ("x", ""):
+        done = _hubshard("pull", "org/name", environment={"HF_HUB_DOWNLOAD_TIMEOUT": value})
+        assert done.returncode == 1
+        said = f"Error: HF_HUB_DOWNLOAD_TIMEOUT is {value!r} in the environment: no whole number"
+        assert done.stderr.splitlines()[0] == said
+
+
 @pytest.mark.parametrize("endpoint", ["http://[bad", "hub.local", " http://host"])
 def test_an_endpoint_that_is_no_url_is_one_line(endpoint: str, tmp_path: Path) -> None:
     done = _hubshard("pull", "org/name", "--local-dir", str(tmp_path / "here"), environment={"HF_ENDPOINT": endpoint})
