@@ -113,7 +113,7 @@ def share_out(offers: Sequence[Offer]) -> list[Share]:
     """
     plans = [SavePlan([item_of(each) for each in offer.items], planner_data=offer.paths) for offer in offers]
     try:
-        shares, metadata = SavePlanner().create_global_plan(plans)
+        shares, metadata = SavePlanner().create_global_plan([*plans])  # torch 2.6 changes the list it is given
     except (ValueError, AssertionError) as error:
         raise FormatError(
             f"the state of the ranks is not one whole: {error}",
