@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import warm
+from tests.old_torch import fsdp2_on_cpu
 from tests.systems import kill_group
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def test_the_plain_loop_is_killed_told_to_go_and_moved_to_an_empty_machine_and_t
     assert losses(first.text, second.text, third) == calm
 
 
+@fsdp2_on_cpu
 def test_sharded_training_goes_on_on_as_many_ranks_and_on_one(module_hub: Hub, tmp_path: Path) -> None:
     def training(steps: int) -> list[str]:
         told = ["--repo", "org/sharded", "--steps", str(steps), "--local-dir", str(tmp_path / "steps")]

@@ -116,7 +116,7 @@ class Factored(torch.optim.Optimizer):
                 square = param.grad.square().reshape(param.shape[0], -1).mean(1)
                 row = self.state[param].setdefault("row", torch.zeros_like(square))
                 row.mul_(0.9).add_(square)
-                param.sub_(param.grad * group["lr"] * row.sum().full_tensor())
+                param.sub_(param.grad * group["lr"] * row.full_tensor().sum())  # in one order, however it lies
         return closure
 
 

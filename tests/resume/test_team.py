@@ -10,6 +10,7 @@ import pytest
 
 from hubshard.errors import ConflictError, FormatError, HubshardError, StoreError
 from hubshard.protocols import Revision
+from tests.old_torch import gloo_limits
 from tests.thread_ranks import job_of_one, on_ranks
 
 dist = pytest.importorskip("torch.distributed")
@@ -112,6 +113,7 @@ def test_where_a_rank_is_gone_every_other_learns_it_also_one_that_waits_for_a_th
     assert on_teams(3, act) == [None if rank == lost else "told" for rank in range(3)]
 
 
+@gloo_limits
 def test_ranks_that_part_do_not_wait_for_ever_for_one_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hubshard.resume.team._PART_SECONDS", 0.2)
     has_left = threading.Event()

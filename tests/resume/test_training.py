@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tests.conftest import Hub
 
 from hubshard.resume.data.data_order import DataOrder
+from tests.old_torch import fsdp2_on_cpu
 from tests.systems import KILLED, kill_group, posix_only
 
 pytest.importorskip("torch")
@@ -169,8 +170,8 @@ def train_with_kills(
     ("ranks", "workers", "kills", "count"),
     [
         pytest.param(1, 0, 20, 120, id="1 rank"),
-        pytest.param(2, 2, 4, 40, id="2 ranks"),
-        pytest.param(2, 2, 20, 200, id="2 ranks, often", marks=pytest.mark.slow),
+        pytest.param(2, 2, 4, 40, id="2 ranks", marks=fsdp2_on_cpu),
+        pytest.param(2, 2, 20, 200, id="2 ranks, often", marks=[pytest.mark.slow, fsdp2_on_cpu]),
         pytest.param(1, 2, 20, 200, id="1 rank, workers", marks=pytest.mark.slow),
     ],
 )
@@ -191,6 +192,7 @@ def test_a_run_that_is_killed_again_and_again_has_the_losses_and_weights_of_one_
     assert json.loads((killed / "saved.json").read_text()) == json.loads((calm / "saved.json").read_text())
 
 
+@fsdp2_on_cpu
 def test_from_2_to_4_to_1_ranks_the_state_is_bit_equal_and_the_samples_come_in_the_same_order(
     trainer: Trainer, tmp_path: Path
 ) -> None:

@@ -1,0 +1,17 @@
+"""What older versions of torch, down to 2.6, cannot do: marks for tests. Imports torch."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+__all__ = ["fsdp2_on_cpu", "gloo_limits"]
+
+fsdp2_on_cpu = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason=f"FSDP2 of torch {torch.__version__} trains on GPUs alone"
+)
+gloo_limits = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8),
+    reason=f"gloo of torch {torch.__version__} takes no other limit of time once it is connected",
+)
