@@ -34,6 +34,7 @@ __all__ = ["Imports", "Started", "run", "start", "start_hub"]
 Imports = Literal["client", "torch"]
 
 _PROGRAM = Path(__file__).with_name("warm_program.py")
+_RANKS = Path(__file__).with_name("ranks_program.py")
 _CLIENT = ("filelock", "fsspec", "httpx2", "jinja2", "rich.console", "rich.progress", "tqdm.auto", "typer", "yaml")
 _HUB = ("hubshard.hubserver.server", "httptools", "uvloop", "uvicorn.lifespan.on")
 _TORCH = (
@@ -236,7 +237,7 @@ def _fork(
 
 
 def _command(argv: Sequence[object], ranks: int) -> list[str]:
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks else []
+    launch = [str(_RANKS), str(ranks)] if ranks else []
     return [sys.executable, *launch, *map(str, argv)]
 
 
