@@ -2,7 +2,8 @@
 
 An upload is the folder `root/parts/<upload>`: the file `content`, and for each part that is whole and on disk a
 file named by its number, which holds its ETag. Parts that come in order are hashed as one while they come; the whole
-is read again at the end only where they did not, or where the server was started anew in between.
+is read again at the end only where they did not, or where the server was started anew in between. So that what was
+hashed is what stays, a part has one writer, the last that came for it, and none is left when the parts are joined.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import re
 import shutil
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,10 +22,12 @@ from blake3 import blake3
 from hubshard.disk import sync_folder, write_all
 from hubshard.errors import FormatError, IntegrityError
 from hubshard.hubserver.durable import insert, make_dir, temp_path
+from hubshard.hubserver.errors import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from hashlib import _Hash
+    from io import FileIO
     from pathlib import Path
 
     from hubshard.hubserver.objects import ObjectStore
@@ -52,11 +56,55 @@ class _Prefix:
 
 
 class Prefixes:
-    """What is known of the beginnings of uploads; safe to use from several threads."""
+    """What is known of the beginnings of uploads, and who writes them; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: dict[str, _Prefix] = {}
+        self._writers: dict[tuple[str, int], PartWriter] = {}
+        self._joining: set[str] = set()
+
+    def enter(self, upload: str, number: int, writer: PartWriter) -> None:
+        """Make `writer` the one that may write a part; the one before it ends.
+
+        Raises:
+            ApiError: 503: the parts are being joined.
+        """
+        with self._lock:
+            self._refuse_while_joining(upload)
+            last = self._writers.get((upload, number))
+            self._writers[upload, number] = writer
+        if last is not None:
+            last.close()
+
+    def leave(self, upload: str, number: int, writer: PartWriter) -> None:
+        """Take note that a writer has ended."""
+        with self._lock:
+            if self._writers.get((upload, number)) is writer:
+                del self._writers[upload, number]
+
+    @contextmanager
+    def joining(self, upload: str) -> Iterator[None]:
+        """Let nobody write to an upload; who does so now ends.
+
+        Raises:
+            ApiError: 503: somebody else joins its parts.
+        """
+        with self._lock:
+            self._refuse_while_joining(upload)
+            self._joining.add(upload)
+            writers = [writer for (other, _), writer in self._writers.items() if other == upload]
+        try:
+            for writer in writers:
+                writer.close()
+            yield
+        finally:
+            with self._lock:
+                self._joining.remove(upload)
+
+    def _refuse_while_joining(self, upload: str) -> None:
+        if upload in self._joining:
+            raise ApiError(503, "the parts of this upload are being joined; try again")
 
     def begin(self, upload: str, number: int) -> _Prefix:
         """What part `number` adds to. Whoever has begun another part of the upload finds out in `keep`."""
@@ -103,39 +151,61 @@ class PartWriter:
         self._upload = upload
         self._number = number
         self._marker = self._folder / str(number)
+        self._lock = threading.Lock()
+        self._file: FileIO | None = None
+        self._ended = False
         make_dir(self._folder)
+        prefixes.enter(upload, number, self)
         self._prefix = prefixes.begin(upload, number)
         self._marker.unlink(missing_ok=True)
         self._file = os.fdopen(os.open(self._folder / "content", os.O_RDWR | os.O_CREAT | _BINARY, 0o666), "r+b", 0)
         self._file.seek(offset)
-        self._hash = blake3()
+        # With the parts before it, where they are known: once is enough.
+        self._hash = self._prefix.sha256 or blake3()
         self.nbytes = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append `data` to the part."""
-        write_all(self._file.fileno(), memoryview(data))
+        """Append `data` to the part.
+
+        Raises:
+            ApiError: 409: somebody else writes the part now, or its upload was completed.
+        """
+        with self._lock:
+            write_all(self._open_file().fileno(), memoryview(data))
         self._hash.update(data)
-        if self._prefix.sha256 is not None:
-            self._prefix.sha256.update(data)
         self.nbytes += len(data)
 
     def commit(self) -> str:
-        """Make the part durable; its ETag, the BLAKE3 hash of its bytes."""
-        os.fsync(self._file.fileno())
+        """Make the part durable; its ETag, a hash of its bytes, or of all bytes up to its end.
+
+        Raises:
+            ApiError: 409: somebody else writes the part now, or its upload was completed.
+        """
         etag, temp = self._hash.hexdigest(), temp_path(self._folder)
-        with temp.open("x") as file:
-            file.write(etag)
-            file.flush()
-            os.fsync(file.fileno())
-        temp.replace(self._marker)
-        sync_folder(self._folder)
-        self._prefix.etags[self._number] = etag
-        self._prefixes.keep(self._upload, self._prefix)
+        with self._lock:
+            os.fsync(self._open_file().fileno())
+            with temp.open("x") as file:
+                file.write(etag)
+                file.flush()
+                os.fsync(file.fileno())
+            temp.replace(self._marker)
+            sync_folder(self._folder)
+            self._prefix.etags[self._number] = etag
+            self._prefixes.keep(self._upload, self._prefix)
         return etag
 
     def close(self) -> None:
         """Let go of the file; a part that was not committed counts for nothing."""
-        self._file.close()
+        with self._lock:
+            self._ended = True
+            if self._file is not None:
+                self._file.close()
+        self._prefixes.leave(self._upload, self._number, self)
+
+    def _open_file(self) -> FileIO:
+        if self._ended or self._file is None:
+            raise ApiError(409, f"part {self._number} was sent again, or its upload was completed, meanwhile")
+        return self._file
 
 
 def join_parts(

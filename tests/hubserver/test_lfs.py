@@ -5,16 +5,23 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
+import time
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from hubshard.hubserver import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.conftest import Api, Hub, StartHub
 
 PART = 100_000
+LARGE_PART = 400_000  # so large that its beginning is written before its end has come
 names = itertools.count()
 
 
@@ -149,8 +156,49 @@ def test_a_part_that_is_sent_twice_counts_once_and_as_it_came_last(parts: Api) -
     sent = put_parts(parts, upload, data, backwards=False)
     parts("PUT", upload["header"]["2"], noise(PART, 13))
     assert parts("POST", upload["href"], {"oid": oid, "parts": sent}).status == 400
-    assert parts("PUT", upload["header"]["2"], data[PART : 2 * PART]).headers["ETag"] == sent[1]["etag"]
+    sent[1]["etag"] = parts("PUT", upload["header"]["2"], data[PART : 2 * PART]).headers["ETag"]
     assert parts("POST", upload["href"], {"oid": oid, "parts": sent}).status == 200
+    assert commit(parts, repo, data) == 200
+    assert read(parts, repo) == data
+
+
+def both_began(hub: Hub) -> bool:
+    """Whether something of the first two parts was written."""
+    content = b"".join(path.read_bytes() for path in hub.root.glob("parts/*/content"))
+    return content[:1] == content[LARGE_PART : LARGE_PART + 1] == b"\xff"
+
+
+@contextmanager
+def half_sent(url: str, data: bytes) -> Iterator[HTTPConnection]:
+    """A request on its way, of whose body the first half was written."""
+    parts = urlsplit(url)
+    with closing(HTTPConnection(parts.netloc, timeout=60)) as line:
+        line.putrequest("PUT", f"{parts.path}?{parts.query}")
+        line.putheader("Content-Length", str(len(data)))
+        line.endheaders()
+        line.send(data[: len(data) // 2])
+        yield line
+
+
+def test_who_still_sends_a_part_changes_nothing_when_it_came_again(start_hub: StartHub) -> None:
+    hub = start_hub(Settings(lfs_part_bytes=LARGE_PART))
+    parts = hub.api()
+    repo, data = new_repo(parts), noise(2 * LARGE_PART, 14)
+    upload, oid = ask(parts, repo, data)["actions"]["upload"], hashlib.sha256(data).hexdigest()
+    evil = b"\xff" * LARGE_PART
+    with half_sent(upload["header"]["1"], evil) as before, half_sent(upload["header"]["2"], evil) as beside:
+        while not both_began(hub):
+            time.sleep(0.01)
+        urls = {number: upload["header"][number] for number in ("1", "2")}
+        sent = [
+            {"partNumber": 1, "etag": parts("PUT", urls["1"], data[:LARGE_PART]).headers["ETag"]},
+            {"partNumber": 2, "etag": parts("PUT", urls["2"], data[LARGE_PART:]).headers["ETag"]},
+        ]
+        before.send(evil[LARGE_PART // 2 :])
+        assert before.getresponse().status == 409
+        assert parts("POST", upload["href"], {"oid": oid, "parts": sent}).status == 200
+        beside.send(evil[LARGE_PART // 2 :])
+        assert beside.getresponse().status == 409
     assert commit(parts, repo, data) == 200
     assert read(parts, repo) == data
 

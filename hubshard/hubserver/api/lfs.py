@@ -164,11 +164,12 @@ class _Uploads:
         if sorted(etags) != list(range(1, -(-claims["size"] // state.settings.lfs_part_bytes) + 1)):
             raise bad_request("the list of parts is not complete")
         # A client that lost the answer completes again; the parts are gone then, and the repo holds the object.
-        if registry.held_bytes(state.db.connection(), claims["repo"], claims["oid"]) is None:
-            join_parts(
-                state.root, self._prefixes, state.objects, claims["upload"], etags, claims["oid"], claims["size"]
-            )
-            _register(state, claims)
+        with self._prefixes.joining(claims["upload"]):
+            if registry.held_bytes(state.db.connection(), claims["repo"], claims["oid"]) is None:
+                join_parts(
+                    state.root, self._prefixes, state.objects, claims["upload"], etags, claims["oid"], claims["size"]
+                )
+                _register(state, claims)
         return JSONResponse({"success": True})
 
 
