@@ -16,12 +16,13 @@ import pytest
 
 from tests import warm
 from tests.old_torch import fsdp2_on_cpu
-from tests.systems import kill_group
+from tests.systems import kill_group, posix_only
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
 
 pytest.importorskip("torch")
+pytestmark = posix_only
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 LOOP = [str(RECIPES / "train_loop.py"), "--workers", "0"]
