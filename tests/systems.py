@@ -11,12 +11,20 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["KILLED", "kill_group", "make_pipe", "open_terminal", "posix_only"]
+__all__ = ["KILLED", "fork", "kill_group", "make_pipe", "open_terminal", "posix_only"]
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="signals, forks, links, pipes or modes of POSIX")
 
 KILLED = 9 if sys.platform == "win32" else -9
 """The exit status of a process that has ended itself by ``os.kill(os.getpid(), 9)``."""
+
+
+def fork() -> int:
+    """Fork this process: 0 in the child, the number of the child here."""
+    child = -1
+    if sys.platform != "win32":
+        child = os.fork()
+    return child
 
 
 def kill_group(leader: int, number: int = 9) -> None:

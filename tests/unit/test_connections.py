@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from hubshard.store.connections import Connections, NotConnectedError, Origin
+from tests.systems import fork, posix_only
 
 BODY = bytes(range(256)) * 1000
 
@@ -191,10 +192,10 @@ def test_nobody_listens(connections: Connections) -> None:
         fetch(connections, Origin(is_tls=False, host="a" * 64, port=port), "/whole")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@posix_only
 def test_a_child_leaves_the_connections_of_its_parent_alone(server: Server, connections: Connections) -> None:
     assert fetch(connections, server.origin, "/whole") == BODY
-    child = os.fork()
+    child = fork()
     if not child:
         try:
             same = fetch(connections, server.origin, "/whole") == BODY
