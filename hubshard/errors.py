@@ -53,10 +53,10 @@ class HubshardError(Exception):
         """Say where it happened.
 
         Args:
-            place: put before the message.
-            known_by: unless the message has this in it.
+            place: put before the message; "" is none.
+            known_by: unless the message begins with this.
         """
-        if known_by not in self.message:
+        if place and not self.message.startswith(known_by):
             self.message = f"{place}: {self.message}"
 
 

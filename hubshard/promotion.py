@@ -207,7 +207,7 @@ class _Target:
 def _joined(outgoing: Outgoing, companion: Opened) -> Outgoing:
     """What goes out, and the small files of a folder or repo besides."""
     if companion.path is not None:
-        raise FormatError(f"{companion.where}: config and tokenizer are taken from a folder", hint="name the folder")
+        raise FormatError(f"{companion.path}: config and tokenizer are taken from a folder", hint="name the folder")
     choice = Choice(_COMPANIONS, ("README.md",))
     files, _ = beside_weights(companion, companion.store.list(companion.at), choice)
     if not files:

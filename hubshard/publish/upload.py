@@ -9,6 +9,7 @@ from functools import partial
 from hubshard.engine import run_overlapping
 from hubshard.errors import StoreError
 from hubshard.events import Operation
+from hubshard.messages import counted
 from hubshard.protocols import Entry, Staged
 from hubshard.publish.destination import Destination
 from hubshard.publish.outgoing import OutFile, Outgoing
@@ -104,7 +105,7 @@ class Upload:
             )
             found = self._staging.found()
             if self._staging.is_there:
-                detail = f"{len(found)} file(s) are there from an earlier run"
+                detail = f"{counted(len(found), 'file')} from an earlier run"
                 self._op.tell(
                     "staging", self._staging.name, sum(entry.nbytes for entry in found.values()), detail=detail
                 )

@@ -18,7 +18,7 @@ from hubshard.messages import listed
 from hubshard.protocols import Buffer, Revision
 from hubshard.steps.checking import FileCheck
 from hubshard.steps.freeing import Freed, free_storage, unneeded_files
-from hubshard.steps.places import BranchPlace, OpenStep, find_step
+from hubshard.steps.places import NO_BRANCH, BranchPlace, OpenStep, find_step
 from hubshard.steps.step import MANIFEST_NAME, NewerVersionError, StepFile, step_folder, step_number
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class BranchLook:
         if head is None:
             raise NotFoundError(
                 f"{self._store.repo_id} has no branch {self._branch!r}",
-                hint="has the run saved a step? If to a branch of another name, give that",
+                hint=NO_BRANCH,
             )
         return head
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hubshard.store.hub_client import Token
 
 __all__ = [
+    "NO_BRANCH",
     "BranchPlace",
     "LocalPlace",
     "OpenStep",
@@ -31,6 +32,9 @@ __all__ = [
     "hub_store",
     "refuse_id",
 ]
+
+NO_BRANCH = "has the run saved a step? If to a branch of another name, give that"
+"""What to do where the branch of the steps is not there."""
 
 _LOG = logging.getLogger("hubshard")
 _MOST_NAMED = 5

@@ -30,7 +30,7 @@ class Opened:
         store: where it is.
         at: which one.
         path: the one file that was named, from the root; None for the whole tree.
-        where: for people: the path or `org/name@revision`.
+        where: for people: the directory, as far as it was named, or `org/name@revision`.
     """
 
     store: Reader
@@ -105,7 +105,8 @@ def open_path(path: Path) -> Opened:
     at = store.head("main")
     if at is None:
         raise NotFoundError(f"{path} does not exist", hint="give a directory, a .safetensors file or org/name")
-    return Opened(store, at, named, str(path))
+    folder = path if named is None else path.parent
+    return Opened(store, at, named, str(folder) if folder.name else "")
 
 
 def open_repo(
@@ -128,5 +129,5 @@ def open_repo(
     store = HubStore(target.repo_id, token=token, endpoint=endpoint, patience=patience)
     at = store.head(branch)
     if at is None:
-        raise NotFoundError(f"{target.repo_id} has no revision {branch!r}")
+        raise NotFoundError(f"{target.repo_id} has no revision {branch!r}", hint="see its branches, tags and commits")
     return Opened(store, at, where=f"{target.repo_id}@{branch}")

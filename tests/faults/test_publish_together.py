@@ -276,7 +276,7 @@ def test_a_run_names_the_staging_branch_that_it_goes_on_from_and_drops(repo: Rep
     events: list[Event] = []
     repo.push(weights(2), on_event=events.append)
     told = [(event.path, event.detail) for event in events if event.kind == "staging"]
-    assert told == [(name, "4 file(s) are there from an earlier run"), (name, "dropped")]
+    assert told == [(name, "4 files from an earlier run"), (name, "dropped")]
 
 
 def test_a_publish_whose_staging_branch_is_abandoned_meanwhile_makes_it_anew(

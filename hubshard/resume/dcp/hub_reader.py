@@ -22,6 +22,7 @@ from hubshard.resume.dcp.planners import has_default_placing, place_value
 from hubshard.resume.dcp.torch_items import Destination, box_to_read, metadata_of
 from hubshard.steps.canonical import decode, encode
 from hubshard.steps.places import (
+    NO_BRANCH,
     BranchPlace,
     LocalPlace,
     OpenStep,
@@ -182,7 +183,7 @@ class HubReader(StorageReader):
         store = hub_store(self.repo_id, self._token, self._endpoint)
         at = store.head(self.branch)
         if at is None and not (places and places[0].steps()):
-            raise NotFoundError(f"{self.repo_id} has no branch {self.branch!r}", hint="nothing was saved there yet")
+            raise NotFoundError(f"{self.repo_id} has no branch {self.branch!r}", hint=NO_BRANCH)
         return places if at is None else [*places, BranchPlace(store, at, f"{self.repo_id}@{self.branch}")]
 
     def _read(
