@@ -118,8 +118,8 @@ def _of_target(branches: Iterable[str], revision: str | None) -> tuple[str, ...]
 class StagingBranch:
     """Finished shards of one publish, committed to a branch that no reader looks at.
 
-    Thread-safe. Commits when `batch_bytes` have gathered or the oldest has waited `batch_seconds`, so that little is
-    lost and few commits are made.
+    Thread-safe. Commits when one more shard like the last would make more than `batch_bytes`, or the oldest has waited
+    `batch_seconds`: few commits are made, and what waits and the shard on its way are no more than a batch, or a shard.
 
     Attributes:
         name: of the branch.
@@ -177,7 +177,8 @@ class StagingBranch:
                 self._since = time.monotonic()
             self._waiting.append(staged)
             waited = time.monotonic() - self._since
-            is_due = sum(s.nbytes for s in self._waiting) >= self._batch_bytes or waited >= self._batch_seconds
+            with_another = sum(s.nbytes for s in self._waiting) + staged.nbytes
+            is_due = with_another > self._batch_bytes or waited >= self._batch_seconds
             return is_due and self._flush()
 
     def drop(self) -> bool:

@@ -86,3 +86,18 @@ def test_a_shard_that_is_refused_at_its_end_ends_the_publish_with_the_next_one(
     assert equal(repo.tensors(tmp_path / "new"), weights(2))
     assert repo.branches() == ["main"]
     assert repo.nbytes_received() - before < 2.1 * SHARD_BYTES, "what had arrived was not sent again"
+
+
+@pytest.mark.parametrize(("batch_bytes", "shards_a_commit"), [(SHARD_BYTES + 1, 1), (3 * SHARD_BYTES - 1, 2)])
+def test_what_waits_and_the_shard_on_its_way_are_no_more_than_a_batch(
+    repo: Repo, batch_bytes: int, shards_a_commit: int
+) -> None:
+    kept: list[str] = []
+    done = repo.push(
+        weights(2),
+        staging_batch_size=batch_bytes,
+        streams=1,
+        on_event=lambda event: kept.append(event.path) if "keeps all" in event.detail else None,
+    )
+    assert len(done.plan.shards) >= 2 * shards_a_commit
+    assert len(kept) == len(done.plan.shards) // shards_a_commit

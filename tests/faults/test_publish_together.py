@@ -256,7 +256,7 @@ def test_staging_branches_are_named_listed_and_abandoned(repo: Repo, proxy: Prox
     proxy.always(r"POST /api/models/.*/commit/next", say(403, "no"))
     with pytest.raises(StoreError):
         repo.push(weights(2), revision="next")
-    options = {"token": "hf_test", "endpoint": repo.hub.url}
+    options: dict[str, Any] = {"token": "hf_test", "endpoint": repo.hub.url}
     names = staging_branches(repo.repo_id, **options)
     assert [name.rpartition("/")[0] for name in names] == [f"hubshard/staging/{b}" for b in ("main", "main", "next")]
     assert staging_branches(repo.repo_id, revision="next", **options) == names[2:]
