@@ -6,6 +6,7 @@ A general client hands out each piece of an answer as new `bytes`, which costs s
 from __future__ import annotations
 
 import http.client
+import io
 import os
 import select
 import ssl
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["Answer", "Connections", "NotConnectedError", "Origin"]
 
@@ -57,7 +59,8 @@ class Answer:
     @property
     def may_stay(self) -> bool:
         """Whether the connection can take the next request: the whole answer was read, and the server keeps it."""
-        return self._is_complete and not self._response.will_close
+        is_last = self._response.will_close or self.status == http.HTTPStatus.SWITCHING_PROTOCOLS
+        return self._is_complete and not is_last
 
     def readinto(self, into: memoryview) -> int:
         """Put the next bytes of the body, as many as have come and fit, into `into`; 0 at its end.
@@ -70,6 +73,8 @@ class Answer:
             return 0
         if self._nbytes is None:
             data = self._response.read1(len(into))
+            if len(data) > len(into):
+                raise http.client.HTTPException("a chunk has a negative size")
             into[: len(data)] = data
             self._is_complete = not data
             return len(data)
@@ -166,7 +171,7 @@ class Connections:
         if kept is not None:
             try:
                 return kept, _send(kept, target, headers, stall_seconds)
-            except (ConnectionError, ssl.SSLError):  # the server has closed it in this very moment
+            except (ConnectionError, ssl.SSLError, http.client.HTTPException):  # the server closed it in this moment
                 pass
         connection = self._connect(origin, connect_seconds)
         return connection, _send(connection, target, headers, stall_seconds)
@@ -205,6 +210,7 @@ class Connections:
         except (OSError, UnicodeError) as error:  # UnicodeError of a name that is none
             connection.close()
             raise NotConnectedError(str(error)) from error
+        connection.response_class = _Response
         return connection
 
     def _context(self) -> ssl.SSLContext:
@@ -213,6 +219,32 @@ class Connections:
                 self._tls = self._make_tls()
                 self._tls.set_alpn_protocols(["http/1.1"])
             return self._tls
+
+
+class _Lines(io.BufferedReader):
+    # of an answer: the end of the connection is not taken for the end of a line, nor for that of the headers
+    _has_begun = False
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(size)
+        if line.endswith(b"\n") or len(line) == size:
+            self._has_begun = True
+        elif line or self._has_begun:
+            raise http.client.IncompleteRead(line)
+        return line
+
+
+class _Response(http.client.HTTPResponse):
+    # whose status and headers have come as a whole, and are those of the answer, not of a word before it (1xx)
+    def __init__(self, *args: Any, **how: Any) -> None:
+        super().__init__(*args, **how)
+        self.fp: Any = _Lines(self.fp.detach())
+
+    def begin(self) -> None:
+        super().begin()
+        while self.status < http.HTTPStatus.OK and self.status != http.HTTPStatus.SWITCHING_PROTOCOLS:
+            self.headers = self.msg = None  # type: ignore[assignment]  # as before the first `begin`
+            super().begin()
 
 
 def _send(
@@ -235,7 +267,9 @@ def _send(
 
 def _is_readable(connection: http.client.HTTPConnection) -> bool:
     """Whether something has come on a connection that waits for nothing: its end, most likely."""
-    if sys.platform != "win32":
+    if isinstance(connection.sock, ssl.SSLSocket) and connection.sock.pending():
+        found = True
+    elif sys.platform != "win32":
         poll = select.poll()
         poll.register(connection.sock, select.POLLIN)
         found = bool(poll.poll(0))

@@ -23,11 +23,23 @@ from tests.systems import fork, posix_only
 BODY = bytes(range(256)) * 1000
 
 
+RAW = {
+    "hinted": b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n",
+    "torn-status": b"HTTP/1.1 200 O",
+    "torn-name": b"HTTP/1.1 200 OK\r\nContent-Le",
+    "torn-value": b"HTTP/1.1 200 OK\r\nContent-Length: 1",
+    "torn-headers": b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n",
+    "negative-chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n" + b"x" * 1000,
+    "switching": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: other\r\n\r\n",
+}
+
+
 class Server:
     """Answers GET requests as their path says; counts its connections.
 
     `/whole` is the body with its length, `/chunks` in chunks, `/until-the-end` until the connection ends, `/short` half
     of what was promised, `/last` ends the connection without saying so, `/none` gives no answer, `/stall` half of one.
+    Further ones begin as `RAW` says, and end the connection.
     """
 
     def __init__(self) -> None:
@@ -61,8 +73,9 @@ class Server:
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         kind = handler.path.strip("/")
-        handler.close_connection = kind in {"until-the-end", "short", "last", "none"}
-        if kind == "none":
+        handler.close_connection = kind in {"until-the-end", "short", "last", "none", *RAW} - {"hinted"}
+        handler.wfile.write(RAW.get(kind, b""))
+        if handler.close_connection and kind in {"none", *RAW}:
             return
         handler.send_response(200)
         if kind == "chunks":
@@ -119,7 +132,7 @@ def fetch(
     return bytes(into[:position])
 
 
-@pytest.mark.parametrize("path", ["/whole", "/chunks", "/until-the-end"])
+@pytest.mark.parametrize("path", ["/whole", "/chunks", "/until-the-end", "/hinted"])
 def test_a_body_is_read_to_its_end_however_it_comes(server: Server, connections: Connections, path: str) -> None:
     for _ in range(3):
         assert fetch(connections, server.origin, path) == BODY
@@ -162,6 +175,26 @@ def test_an_answer_that_ends_early_is_an_error(server: Server, connections: Conn
     with pytest.raises(http.client.IncompleteRead):
         fetch(connections, server.origin, "/short")
     assert server.requests == ["/short"]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in RAW if kind.startswith("torn")])
+def test_an_answer_that_ends_in_its_headers_is_none(server: Server, connections: Connections, kind: str) -> None:
+    assert fetch(connections, server.origin, "/whole") == BODY
+    with pytest.raises(http.client.IncompleteRead):  # of the second: the kept connection might have been closed before
+        fetch(connections, server.origin, f"/{kind}")
+    assert server.requests == ["/whole", f"/{kind}", f"/{kind}"]
+
+
+def test_a_chunk_of_a_negative_size_is_an_error(server: Server, connections: Connections) -> None:
+    with pytest.raises(http.client.HTTPException, match="negative"):
+        fetch(connections, server.origin, "/negative-chunk", nbytes=10)
+
+
+def test_a_connection_that_changes_its_protocol_is_not_kept(server: Server, connections: Connections) -> None:
+    headers = [(b"Host", b"here")]
+    with connections.get(server.origin, "/switching", headers, connect_seconds=20.0, stall_seconds=60.0) as answer:
+        assert answer.status == http.HTTPStatus.SWITCHING_PROTOCOLS
+        assert not answer.may_stay
 
 
 def test_an_answer_that_stalls_is_an_error(server: Server, connections: Connections) -> None:
