@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from huggingface_hub import HfApi, constants
-from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, httpx
+from huggingface_hub.utils import build_hf_headers, get_session, httpx
 
 from hubshard.errors import FormatError, StoreError
 from hubshard.store.forks import fork_without_session
-from hubshard.store.hub_errors import translated, understood
+from hubshard.store.hub_errors import raise_for_status, translated, understood
 from hubshard.store.patience import Patience
 from hubshard.target import check_endpoint, check_repo_id, check_text
 
@@ -158,7 +158,7 @@ class HubClient:
         with translated(what, self.repo, needs=needs):
             response: httpx.Response = session.request(method, url, headers=sent, follow_redirects=auth, **how)
             _answered.add(_origin(url))
-            hf_raise_for_status(response)
+            raise_for_status(response)
         return response
 
     def _session(self, what: str) -> httpx.Client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import re
 import time
 from collections.abc import Iterator
 from urllib.request import getproxies
@@ -19,7 +20,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import httpx, parse_ratelimit_headers
+from huggingface_hub.utils import hf_raise_for_status, httpx, parse_ratelimit_headers
 
 from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError, StoreError
 from hubshard.store.patience import BusyError, NoConnectionError
@@ -29,12 +30,15 @@ __all__ = [
     "is_revision_missing",
     "is_transient",
     "is_unreachable",
+    "raise_for_status",
     "status_of",
     "translated",
     "understood",
+    "without_queries",
 ]
 
 _SKEW_SECONDS = 120.0
+_QUERY = re.compile(r"(https?://[^\s?'\"<>]*)\?[^\s'\"<>)]*")
 
 
 @contextlib.contextmanager
@@ -89,6 +93,14 @@ def understood(what: str, repo: str) -> Iterator[None]:
             f"{repo}: cannot {what}: the server answers with something else than a Hub would",
             hint="does HF_ENDPOINT name a Hub? does a proxy or a login page answer in its place?",
         ) from error
+
+
+def raise_for_status(response: httpx.Response) -> None:
+    """Raise huggingface_hub's error for an answer that is one, also where its body is JSON but no object."""
+    try:
+        hf_raise_for_status(response)
+    except AttributeError as error:
+        raise HfHubHTTPError(response.reason_phrase or "an error without words", response=response) from error
 
 
 def from_http(error: HfHubHTTPError, what: str, repo: str, *, needs: str) -> HubshardError:
@@ -151,17 +163,21 @@ def _server_of(error: httpx.RequestError) -> str:
 def _words(error: HfHubHTTPError) -> str:
     """What the server itself said, on one line."""
     words = error.server_message or error.response.headers.get("X-Error-Message") or str(error)
-    return "; ".join(line.strip() for line in words.splitlines() if line.strip())
+    return "; ".join(line.strip() for line in without_queries(words).splitlines() if line.strip())
+
+
+def without_queries(words: str) -> str:
+    """Words for a message: the queries of URLs in them are left out, as they may hold a signature."""
+    return _QUERY.sub(r"\1", words)
 
 
 def _skew(error: HfHubHTTPError) -> str:
     """A signed URL may be refused because the clock here is wrong: say so where the server's clock differs."""
-    date = (
-        email.utils.parsedate_to_datetime(error.response.headers["Date"]) if "Date" in error.response.headers else None
-    )
-    if date is None or abs(time.time() - date.timestamp()) < _SKEW_SECONDS:
-        return ""
-    return f" (the clock here differs from the server's by {time.time() - date.timestamp():+.0f} s: set it)"
+    ahead = 0.0
+    with contextlib.suppress(KeyError, ValueError, TypeError, OverflowError):  # no date, or none that is one
+        ahead = time.time() - email.utils.parsedate_to_datetime(error.response.headers["Date"]).timestamp()
+    is_told = abs(ahead) >= _SKEW_SECONDS
+    return f" (the clock here differs from the server's by {ahead:+.0f} s: set it)" if is_told else ""
 
 
 def _retry_after(error: HfHubHTTPError) -> float | None:

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
-from urllib.request import getproxies, proxy_bypass
 
-from huggingface_hub.utils import get_session, hf_raise_for_status, httpx
+from huggingface_hub.utils import get_session, httpx
 
 from hubshard.store.connections import Answer, Connections, NotConnectedError, Origin
+from hubshard.store.hub_errors import raise_for_status
 
 __all__ = ["GetAnswer", "get"]
 
@@ -71,7 +71,8 @@ def get(url: str, headers: dict[str, str], timeout: httpx.Timeout) -> Iterator[G
     request = session.build_request("GET", url, headers=headers)
     for hook in session.event_hooks["request"]:
         hook(request)
-    origin = Origin(request.url.scheme == "https", request.url.host, request.url.port or _PORTS[request.url.scheme])
+    host = request.url.raw_host.decode("ascii")  # whose encoding is newer than the one of sockets
+    origin = Origin(request.url.scheme == "https", host, request.url.port or _PORTS[request.url.scheme])
     target = request.url.raw_path.decode("ascii")
     seconds = {"connect_seconds": timeout.connect, "stall_seconds": timeout.read}
     with ExitStack() as stack:
@@ -100,14 +101,15 @@ class _ClientAnswer:
         return count
 
     def raise_for_status(self) -> None:
-        hf_raise_for_status(self._response)
+        raise_for_status(self._response)
 
 
 class _PlainAnswer:
     # an answer that comes by a plain connection
     def __init__(self, answer: Answer, request: httpx.Request) -> None:
         self.status = answer.status
-        self.headers = httpx.Headers(answer.headers)
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+        self.headers = httpx.Headers(raw)  # which finds out how they are encoded
         self._answer = answer
         self._request = request
 
@@ -117,7 +119,7 @@ class _PlainAnswer:
 
     def raise_for_status(self) -> None:
         words = self._words() if self.status >= 400 else b""  # those of the server are in the body
-        hf_raise_for_status(httpx.Response(self.status, headers=self.headers, content=words, request=self._request))
+        raise_for_status(httpx.Response(self.status, headers=self.headers, content=words, request=self._request))
 
     def _words(self) -> bytes:
         body = memoryview(bytearray(_MOST_ERROR_BYTES))
@@ -132,12 +134,13 @@ def _is_plain(session: Any, url: httpx.URL) -> bool:
     module = sys.modules.get("huggingface_hub.utils._http")
     usual = getattr(module, "default_client_factory", None)
     is_usual = usual is not None and getattr(module, "_GLOBAL_CLIENT_FACTORY", None) is usual
-    return is_usual and type(session) is httpx.Client and not url.userinfo and not _has_proxy(url)
+    return is_usual and type(session) is httpx.Client and not url.userinfo and _is_direct(session, url)
 
 
-def _has_proxy(url: httpx.URL) -> bool:
-    proxies = getproxies()
-    return bool(proxies.get(url.scheme) or proxies.get("all")) and not proxy_bypass(url.netloc.decode("ascii"))
+def _is_direct(session: Any, url: httpx.URL) -> bool:
+    """Whether the client takes no proxy; it reads NO_PROXY in a way of its own."""
+    choose = getattr(session, "_transport_for_url", None)
+    return choose is not None and choose(url) is getattr(session, "_transport", None)
 
 
 @contextmanager

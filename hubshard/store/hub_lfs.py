@@ -10,13 +10,13 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from huggingface_hub.utils import get_session, hf_raise_for_status, httpx
+from huggingface_hub.utils import get_session, httpx
 
 from hubshard.errors import IntegrityError, StoreError
 from hubshard.protocols import Content
 from hubshard.store.content import blocks_of
 from hubshard.store.hub_client import HubClient
-from hubshard.store.hub_errors import translated
+from hubshard.store.hub_errors import raise_for_status, translated
 
 __all__ = ["is_held", "upload_lfs"]
 
@@ -121,7 +121,7 @@ def _put(
                 headers={"Content-Length": str(stop - start), **headers},
                 timeout=client.timeout(_STALLS),
             )
-            hf_raise_for_status(response)
+            raise_for_status(response)
         return response
 
     return client.patience.insist(attempt, what)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
+from huggingface_hub.utils import httpx
+
 from hubshard.errors import IntegrityError, StoreError
 from hubshard.protocols import Buffer, Entry
 from hubshard.store.hub_client import HubClient
@@ -136,7 +138,7 @@ class RangeReader:
         for _ in range(_MAX_HOPS + 1):
             with self._get(url, start, stop) as answer:
                 if answer.status in _REDIRECTS and "Location" in answer.headers:
-                    url = urljoin(url, answer.headers["Location"])
+                    url = self._following(url, answer.headers["Location"], path)
                     continue
                 if answer.status in {401, 403, 404, 410} and self._forget(first, url):
                     url = first
@@ -148,6 +150,18 @@ class RangeReader:
                 yield answer
                 return
         raise StoreError(f"{self._client.repo}: {path}: more than {_MAX_HOPS} redirects, the last to {_bare(url)}")
+
+    def _following(self, url: str, location: str, path: str) -> str:
+        """Where a redirect leads."""
+        with contextlib.suppress(ValueError, httpx.InvalidURL):
+            following = urljoin(url, location)
+            parts, _ = urlsplit(following), httpx.URL(following)
+            if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
+                return following
+        raise StoreError(  # it may hold a signature, and is not shown
+            f"{self._client.repo}: {path}: the server redirects to what is no address of HTTP",
+            hint="does HF_ENDPOINT name a Hub? does a proxy change answers?",
+        )
 
     def _get(self, url: str, start: int, stop: int) -> contextlib.AbstractContextManager[GetAnswer]:
         headers = {**self._client.headers_for(url), "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
@@ -190,5 +204,6 @@ def entry_of(item: Any) -> Entry:
 
 
 def _bare(url: str) -> str:
-    """A URL without its query, which may hold a signature."""
-    return urlsplit(url)._replace(query="").geturl()
+    """A URL without its query and password, which are secrets."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()

@@ -16,7 +16,7 @@ from hubshard.errors import StoreError
 from hubshard.protocols import Content
 from hubshard.store.content import CheckedContent
 from hubshard.store.hub_client import HubClient, without_token
-from hubshard.store.hub_errors import status_of
+from hubshard.store.hub_errors import status_of, without_queries
 from hubshard.store.hub_xet_session import XetSessions
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class XetUploader:
             yield
         except (OSError, RuntimeError) as error:
             raise StoreError(
-                f"{self._client.repo}: cannot upload {path}: {error}",
+                f"{self._client.repo}: cannot upload {path}: {without_queries(str(error))}",
                 hint=_hint(error),
                 retryable=isinstance(error, ConnectionError | TimeoutError),
             ) from error

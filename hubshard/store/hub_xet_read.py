@@ -13,6 +13,7 @@ from typing import Any
 from hubshard.errors import IntegrityError, StoreError
 from hubshard.protocols import Entry
 from hubshard.store.hub_client import HubClient, without_token
+from hubshard.store.hub_errors import without_queries
 from hubshard.store.hub_read import entry_of
 from hubshard.store.hub_xet_session import XetSessions
 
@@ -132,5 +133,6 @@ class XetReader:
         except (OSError, RuntimeError) as error:
             with self._lock:  # the next read connects anew, with a fresh token
                 self._groups.pop((os.getpid(), commit), None)
-            message = f"{self._client.repo}: cannot read files of {commit[:12]} by Xet: {error}"
+            words = without_queries(str(error))
+            message = f"{self._client.repo}: cannot read files of {commit[:12]} by Xet: {words}"
             raise StoreError(message, retryable=True) from error

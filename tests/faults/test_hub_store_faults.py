@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import set_client_factory
 from huggingface_hub.utils._http import default_client_factory
 
-from hubshard.errors import ConflictError, IntegrityError, NotFoundError, StoreError
+from hubshard.errors import ConflictError, HubshardError, IntegrityError, NotFoundError, StoreError
 from hubshard.hubserver import Settings
 from hubshard.protocols import Revision, Staged
 from hubshard.store.hub import HubStore
@@ -286,6 +286,41 @@ def test_redirects_in_a_circle_end(setting: Setting) -> None:
         setting.read(0, 10)
     assert not caught.value.retryable
     assert len(setting.proxy.lines(RESOLVE)) == 6
+
+
+@by_both
+@pytest.mark.parametrize(
+    "location", ["ftp://x/y?secret=1", "http://x:99999/?secret=1", "http://[::1?secret", "mailto:x"]
+)
+def test_a_redirect_to_no_server_is_an_error(setting: Setting, location: str) -> None:
+    setting.proxy.fail(RESOLVE, redirect(location))
+    with pytest.raises(
+        StoreError, match=r"m\.safetensors: the server redirects to what is no address of HTTP"
+    ) as caught:
+        setting.read(0, 10)
+    assert "secret" not in str(caught.value)
+    assert not caught.value.retryable
+
+
+@by_both
+@pytest.mark.parametrize("status", [401, 403, 404, 500])
+@pytest.mark.parametrize(
+    "headers", [{}, {"X-Error-Code": "EntryNotFound"}, {"X-Error-Message": "no http://a/b?secret=1"}]
+)
+def test_an_error_does_not_show_a_signature(setting: Setting, status: int, headers: dict[str, str]) -> None:
+    path = f"/{setting.store.repo_id}/resolve/{setting.at.commit}/m.safetensors?secret=1"
+    setting.proxy.fail(RESOLVE, *[redirect(path), lambda _: Answer(status, headers)] * 9)
+    with pytest.raises(HubshardError) as caught:
+        setting.read(0, 10)
+    assert "secret" not in str(caught.value)
+
+
+@by_both
+@pytest.mark.parametrize("body", [b"null", b"[1]", b'"x"'])
+def test_an_error_whose_words_are_odd_is_one(setting: Setting, body: bytes) -> None:
+    setting.proxy.fail(RESOLVE, lambda _: Answer(403, {"Date": "never", "Content-Type": "application/json"}, body))
+    with pytest.raises(StoreError, match=r"the token must have read access to .*; the server says: "):
+        setting.read(0, 10)
 
 
 # Uploads

@@ -13,6 +13,7 @@ from huggingface_hub.utils import httpx
 from huggingface_hub.utils._http import default_client_factory
 
 from hubshard.store import hub_get
+from hubshard.store.connections import NotConnectedError, Origin
 from hubshard.store.hub_get import get
 
 TIMEOUT = httpx.Timeout(60.0)
@@ -39,6 +40,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self.path.encode() if status == 200 else b'{"error": "the words of the server"}'
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Disposition", 'filename="\xc3\xa9"')  # UTF-8, as it is
         self.end_headers()
         self.wfile.write(body)
 
@@ -80,6 +82,7 @@ def fetch(url: str) -> bytes:
     with get(url, {"range": "bytes=0-9"}, TIMEOUT) as answer:
         answer.raise_for_status()
         assert answer.headers["CONTENT-LENGTH"]
+        assert answer.headers["Content-Disposition"] == 'filename="\xe9"'
         position = 0
         while count := answer.readinto(into[position : position + 7]):
             position += count
@@ -101,8 +104,24 @@ def test_the_request_is_the_one_that_the_client_would_send(server: Server, made_
 def test_a_proxy_is_asked_where_one_is_set(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", server.url)
     assert fetch("http://hub.invalid/200") == b"http://hub.invalid/200"
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    close_session()
+    monkeypatch.setenv("no_proxy", "127.0.0.1,.hub.invalid")
     assert fetch(f"{server.url}/200") == b"/200"
+    assert fetch("http://hub.invalid/200") == b"http://hub.invalid/200"  # as the client reads it: names below alone
+
+
+def test_the_name_of_a_server_is_encoded_as_the_client_does(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def refuse(origin: Origin, *_: object, **__: object) -> None:
+        asked.append(origin.host)
+        raise NotConnectedError("nobody")
+
+    monkeypatch.setattr(hub_get._connections, "get", refuse)
+    for host in ("stra\xdfe.invalid", "[::1]"):
+        with pytest.raises(httpx.ConnectError, match="nobody"):
+            fetch(f"http://{host}/200")
+    assert asked == ["xn--strae-oqa.invalid", "::1"]  # not strasse.invalid, which is another server
 
 
 def test_a_name_and_password_in_the_address_are_left_to_the_client(server: Server) -> None:
