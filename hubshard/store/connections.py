@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 __all__ = ["Answer", "Connections", "NotConnectedError", "Origin"]
@@ -140,7 +141,8 @@ class Connections:
             NotConnectedError: there is no connection to be had.
             OSError, http.client.HTTPException: the connection broke, or what came is no HTTP.
         """
-        connection, answer = self._ask(origin, target, headers, connect_seconds, stall_seconds)
+        send = partial(_send, target=target, headers=headers, stall_seconds=stall_seconds)
+        connection, answer = self._ask(origin, send, connect_seconds)
         may_stay = False
         try:
             yield answer
@@ -160,21 +162,16 @@ class Connections:
             connection.close()
 
     def _ask(
-        self,
-        origin: Origin,
-        target: str,
-        headers: Sequence[tuple[bytes, bytes]],
-        connect_seconds: float | None,
-        stall_seconds: float | None,
+        self, origin: Origin, send: Callable[[http.client.HTTPConnection], Answer], connect_seconds: float | None
     ) -> tuple[http.client.HTTPConnection, Answer]:
         kept = self._take(origin)
         if kept is not None:
             try:
-                return kept, _send(kept, target, headers, stall_seconds)
+                return kept, send(kept)
             except (ConnectionError, ssl.SSLError, http.client.HTTPException):  # the server closed it in this moment
                 pass
         connection = self._connect(origin, connect_seconds)
-        return connection, _send(connection, target, headers, stall_seconds)
+        return connection, send(connection)
 
     def _take(self, origin: Origin) -> http.client.HTTPConnection | None:
         """One that is kept for a server, the last used first, as that is the least likely to be closed."""
@@ -192,9 +189,9 @@ class Connections:
         now = time.monotonic()
         with self._lock:
             self._idle.append((origin, connection, now))
-            gone = [kept for kept in self._idle if now - kept[2] >= self._idle_seconds]
-            gone += [kept for kept in self._idle if kept not in gone][: -self._most_idle]
-            self._idle = [kept for kept in self._idle if kept not in gone]
+            before = self._idle
+            self._idle = [kept for kept in before if now - kept[2] < self._idle_seconds][-self._most_idle :]
+            gone = [kept for kept in before if kept not in self._idle]
         for _, old, _ in gone:
             old.close()
 

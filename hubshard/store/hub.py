@@ -15,7 +15,8 @@ from hubshard.store.hub_commit import check_changes, commit_body, history_of, ma
 from hubshard.store.hub_errors import is_revision_missing, translated
 from hubshard.store.hub_pulls import open_pull_request_of, pull_request_of
 from hubshard.store.hub_read import RangeReader
-from hubshard.store.hub_stage import Advice, Stager, Told
+from hubshard.store.hub_stage import Advice, Stager
+from hubshard.store.hub_xet import Callbacks
 from hubshard.store.hub_xet_read import XetReader, file_of
 from hubshard.store.hub_xet_session import XetSessions, is_xet_enabled
 from hubshard.store.patience import Patience
@@ -148,8 +149,8 @@ class HubStore:
             IntegrityError: `data` has another size or hash than said.
             StoreError: the repo's .gitignore refuses it, the token may not write, or tried again in vain.
         """
-        told = Told(on_sent, on_ending)
-        return self._stager.stage(branch, check_store_path(path), data, nbytes, sha256, told, create_pr=create_pr)
+        callbacks = Callbacks(on_sent, on_ending)
+        return self._stager.stage(branch, check_store_path(path), data, nbytes, sha256, callbacks, create_pr=create_pr)
 
     def commit(
         self,

@@ -32,7 +32,6 @@ _PIECE_BYTES = 1 << 20  # of a stream, at most
 _REDIRECTS = {301, 302, 303, 307, 308}
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(?:\d+|\*)\Z")
 
-
 _Room = Callable[[int], memoryview]
 """Memory for the bytes of a file from a position on, for one byte at least."""
 
@@ -44,11 +43,12 @@ class _Signed:
 
 
 class RangeReader:
-    """Reads ranges of the files of one repo by HTTP, straight into the caller's memory.
+    """Reads ranges of the files of one repo: by Xet what that gives, the rest by HTTP.
 
-    A read that fails is taken up where it stopped, as often as the client's patience allows without progress; a long
-    silence is a failure. Redirects (5 at most) are followed without the token where they leave the Hub; where one led
-    is remembered for 5 minutes, so that a file's next ranges cost one request each.
+    What comes by HTTP goes straight into the caller's memory. A read that fails is taken up where it stopped, as often
+    as the client's patience allows without progress; a long silence is a failure. Redirects (5 at most) are followed
+    without the token where they leave the Hub; where one led is remembered for 5 minutes, so that a file's next ranges
+    cost one request each.
 
     Args:
         client: the repo.

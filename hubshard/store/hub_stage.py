@@ -13,10 +13,10 @@ from hubshard.store.content import read_all, sample_of, sha256_of
 from hubshard.store.hub_client import HubClient
 from hubshard.store.hub_errors import is_revision_missing, status_of
 from hubshard.store.hub_lfs import is_held, upload_lfs
-from hubshard.store.hub_xet import Told, XetUploader
+from hubshard.store.hub_xet import Callbacks, XetUploader
 from hubshard.store.hub_xet_session import XetSessions
 
-__all__ = ["Advice", "Stager", "Told"]
+__all__ = ["Advice", "Stager"]
 
 _SAMPLE_BYTES = 512
 _MAX_FILES = 256
@@ -82,7 +82,7 @@ class Stager:
         data: Content,
         nbytes: int,
         sha256: str | None,
-        told: Told,
+        callbacks: Callbacks,
         *,
         create_pr: bool,
     ) -> Staged:
@@ -100,7 +100,7 @@ class Stager:
         target = None if create_pr else revision
         if sha256 is not None and (advice.blob == sha256 or self._is_held(target, path, nbytes, sha256)):
             return Staged(path, nbytes, sha256, {"mode": "held"})
-        return self._send(target, path, data, nbytes, sha256, told)
+        return self._send(target, path, data, nbytes, sha256, callbacks)
 
     def _advised(self, branch: str, path: str, nbytes: int, sample: bytes, *, create_pr: bool) -> tuple[str, Advice]:
         try:
@@ -119,12 +119,14 @@ class Stager:
             raise
 
     def _send(
-        self, revision: str | None, path: str, data: Content, nbytes: int, sha256: str | None, told: Told
+        self, revision: str | None, path: str, data: Content, nbytes: int, sha256: str | None, callbacks: Callbacks
     ) -> Staged:
         if self._xet is not None:
-            done = self._xet.upload(revision, data, path=path, nbytes=nbytes, sha256=sha256, told=told)
+            done = self._xet.upload(revision, data, path=path, nbytes=nbytes, sha256=sha256, callbacks=callbacks)
             if done is not None:
                 return Staged(path, nbytes, done[0], {"mode": "xet"}, nbytes_sent=done[1])
         sha256 = sha256 or sha256_of(data, path=path, nbytes=nbytes)
-        sent = upload_lfs(self._client, revision, data, path=path, nbytes=nbytes, sha256=sha256, on_sent=told.on_sent)
+        sent = upload_lfs(
+            self._client, revision, data, path=path, nbytes=nbytes, sha256=sha256, on_sent=callbacks.on_sent
+        )
         return Staged(path, nbytes, sha256, {"mode": "lfs"}, nbytes_sent=sent)

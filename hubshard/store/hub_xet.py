@@ -22,7 +22,7 @@ from hubshard.store.hub_xet_session import XetSessions
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Told", "XetUploader"]
+__all__ = ["Callbacks", "XetUploader"]
 
 _RETRIES = 2  # hf_xet tries each request again by itself
 _LOOK_SECONDS = 0.25
@@ -48,11 +48,11 @@ def _access_of(refresh_url: str, answer: Any) -> _Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Who is told how an upload goes on, from any thread.
+class Callbacks:
+    """What is called as an upload goes on, from any thread; what it raises ends the upload.
 
     Attributes:
-        on_sent: of the bytes that crossed the network since its last call; what it raises ends the upload.
+        on_sent: with the number of bytes that crossed the network since its last call.
         on_ending: once, when the content was handed over, and what is still to be sent of it is little: less than
             64 MB and than a fourth.
     """
@@ -77,7 +77,7 @@ class XetUploader:
         path: str,
         nbytes: int,
         sha256: str | None,
-        told: Told,
+        callbacks: Callbacks,
     ) -> tuple[str, int] | None:
         """Make content durable; its sha256, and the bytes that crossed the network for it; None on a Hub without Xet.
 
@@ -90,7 +90,7 @@ class XetUploader:
             path: for messages.
             nbytes: its size.
             sha256: in hex, or None.
-            told: is told.
+            callbacks: see there.
 
         Raises:
             IntegrityError: `data` has another size or hash.
@@ -102,7 +102,7 @@ class XetUploader:
 
         def attempt() -> tuple[str, int]:
             content = CheckedContent(data, path=path, nbytes=nbytes, sha256=sha256, hashes=False)
-            return self._attempt(access, content, path, nbytes, sha256, told)
+            return self._attempt(access, content, path, nbytes, sha256, callbacks)
 
         return self._client.patience.insist(attempt, path, most=_RETRIES)
 
@@ -123,7 +123,7 @@ class XetUploader:
         path: str,
         nbytes: int,
         sha256: str | None,
-        told: Told,
+        callbacks: Callbacks,
     ) -> tuple[str, int]:
         headers = self._client.headers()
         with self._errors(path):
@@ -138,7 +138,7 @@ class XetUploader:
         try:
             silence = _SILENT_STALLS * self._client.patience.stall_seconds
             silence += nbytes / _CHECKED_BYTES_PER_SECOND
-            with _Meter(upload, told, self._pulse, path, nbytes, silence) as meter:
+            with _Meter(upload, callbacks, self._pulse, path, nbytes, silence) as meter:
                 done = self._fill(upload, content, path, sha256, meter)
         except BaseException:
             with contextlib.suppress(OSError, RuntimeError):  # the reason is on its way already
@@ -207,16 +207,18 @@ class _Meter:
 
     Args:
         upload: hf_xet's.
-        told: is told; what it raises ends the upload.
+        callbacks: see there.
         pulse: of all uploads.
         path: for messages.
         nbytes: of the content.
         silence: that ends it (seconds).
     """
 
-    def __init__(self, upload: Any, told: Told, pulse: _Pulse, path: str, nbytes: int, silence: float) -> None:
+    def __init__(
+        self, upload: Any, callbacks: Callbacks, pulse: _Pulse, path: str, nbytes: int, silence: float
+    ) -> None:
         self._upload = upload
-        self._told = told
+        self._callbacks = callbacks
         self._pulse = pulse
         self._path = path
         self._last_bytes = min(_LAST_BYTES, nbytes // _LAST_PART)
@@ -288,9 +290,9 @@ class _Meter:
         if sent_bytes > self._told_bytes:
             self._pulse.beat()
             told, self._told_bytes = self._told_bytes, sent_bytes
-            self._told.on_sent(sent_bytes - told)
+            self._callbacks.on_sent(sent_bytes - told)
 
     def _tell_of_the_end(self, done_bytes: int) -> None:
         if self._is_fed and not self._is_ending and self._nbytes - done_bytes <= self._last_bytes:
             self._is_ending = True
-            self._told.on_ending()
+            self._callbacks.on_ending()
