@@ -69,7 +69,7 @@ def promote(
     create_pr: bool = False,
     expected_head: str | None = None,
     message: str | None = None,
-    companions: Sequence[object] = (),
+    companions: Sequence[object] | str | os.PathLike[str] = (),
     staging: Literal["branch", "none"] = "branch",
     staging_batch_size: int | str = "256MB",
     scratch: str | Path | None = None,
@@ -109,7 +109,7 @@ def promote(
         expected_head: see there.
         message: title of the commit; by default it names the step.
         companions: configs, tokenizers, processors to go along; or a directory, or `org/name[@revision]` of another
-            repo, whose small files do, its model card left out.
+            repo, whose small files do, its model card left out. One such place needs no list around it.
         staging: see there.
         staging_batch_size: see there.
         scratch: see there; saves a second download where Xet is off, or where shards of the same sizes are replaced.
@@ -164,9 +164,10 @@ def promote(
         store = None if local_dir is not None else HubStore(home, token=token, endpoint=endpoint, patience=patience)
         opened = open_step(store, step=step, branch=branch, where=home, local_dir=local_dir)
         sources.append(StepSource(opened, part))
-        objects = [each for each in companions if not isinstance(each, str | os.PathLike)]
+        given = [companions] if isinstance(companions, str | os.PathLike) else companions
+        objects = [each for each in given if not isinstance(each, str | os.PathLike)]
         outgoing = from_memory(sources[0], layout, companions=objects)
-        for place in (each for each in companions if isinstance(each, str | os.PathLike)):
+        for place in (each for each in given if isinstance(each, str | os.PathLike)):
             outgoing = _joined(outgoing, open_target(place, token=token, endpoint=endpoint, patience=patience))
         return _outgoing(sources[0], layout, outgoing, _Target.of(to, patience))
 
@@ -252,4 +253,5 @@ def _notes(source: StepSource, paths: Container[str]) -> Iterator[str]:
         part = f"{source.part}.module" if source.part else "module"
         yield f"all names begin with {_DISTRIBUTED!r}, as DistributedDataParallel saves them: is part={part!r} meant?"
     if _CONFIG not in paths:
-        yield f"the repo has no {_CONFIG}, which transformers asks for: name a folder that has one with --companions"
+        todo = "name a folder that has one with --companions (in Python, companions=)"
+        yield f"the repo has no {_CONFIG}, which transformers asks for: {todo}"

@@ -218,6 +218,11 @@ def test_companions_go_along_and_what_is_unusual_is_said(
     run(bare, local_dir=tmp_path, part="model.module", companions=[config])
     assert "config.json" in bare.files()
     assert caplog.text == ""
+    for place in (tmp_path / "base", str(tmp_path / "base")):
+        config.save_pretrained(place)
+        other = new_repo(repo.hub)
+        run(other, local_dir=tmp_path, part="model.module", companions=place)
+        assert "config.json" in other.files()
 
 
 # What it refuses: before anything is written
