@@ -27,10 +27,10 @@ def fork() -> int:
     return child
 
 
-def kill_group(leader: int, number: int = 9) -> None:
-    """Send a signal to a process and all that it has started."""
+def kill_group(leader: int) -> None:
+    """Kill a process and all that it has started."""
     if sys.platform != "win32":
-        os.killpg(leader, number)
+        os.killpg(leader, 9)
 
 
 def open_terminal() -> tuple[int, int]:
@@ -42,6 +42,6 @@ def open_terminal() -> tuple[int, int]:
 
 
 def make_pipe(path: Path) -> None:
-    """Make a pipe that has a name."""
+    """Make a named pipe."""
     if sys.platform != "win32":
         os.mkfifo(path)

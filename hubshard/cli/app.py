@@ -72,7 +72,7 @@ def options(
     # huggingface_hub's import would fail with a traceback
     if "HF_ENDPOINT" in os.environ:
         check_endpoint(os.environ["HF_ENDPOINT"])
-    for name in _WHOLE_NUMBERS & os.environ.keys():
+    for name in sorted(_WHOLE_NUMBERS & os.environ.keys()):
         _check_whole_number(name, os.environ[name])
 
 
@@ -81,7 +81,7 @@ def _check_whole_number(name: str, value: str) -> None:
         int(value)
     except ValueError as error:
         raise FormatError(
-            f"{name} is {value!r} in the environment: no whole number", hint=f"correct it, or `unset {name}`"
+            f"{name} is {value!r} in the environment, not a whole number", hint=f"correct it, or `unset {name}`"
         ) from error
 
 

@@ -42,7 +42,7 @@ __all__ = [
 
 P = ParamSpec("P")
 
-_BEYOND_TABLES = "\N{GRINNING FACE}"  # only Unicode's own encodings have it
+_BEYOND_CODE_PAGES = "\N{GRINNING FACE}"  # only encodings of all of Unicode have it
 
 
 class Kind(str, Enum):
@@ -149,11 +149,11 @@ def _leave(line: str, status: int) -> NoReturn:
 
 def echo_json(value: object) -> None:
     """Print `value` to stdout; dataclasses become objects, paths strings."""
-    typer.echo(json.dumps(value, default=_plain, indent=2, ensure_ascii=not can_show(_BEYOND_TABLES)))
+    typer.echo(json.dumps(value, default=_plain, indent=2, ensure_ascii=not can_show(_BEYOND_CODE_PAGES)))
 
 
 def can_show(text: str) -> bool:
-    """Whether stdout takes `text` as it is, not as escapes: to files and pipes, Windows writes in tables of its own."""
+    """Whether stdout takes `text` as it is, not as escapes: to files and pipes, Windows writes in a code page."""
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:

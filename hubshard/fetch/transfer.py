@@ -170,7 +170,7 @@ class _Memory:
         self._free: deque[memoryview] = deque()
 
     def take(self, nbytes: int) -> memoryview:
-        """So many bytes of it."""
+        """So many bytes of it, with anything in them."""
         try:
             memory = self._free.pop()
         except IndexError:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["DirectHttp", "Intake", "take_rest"]
 
 _BLOCK_BYTES = 2 << 20
-_BLOCKS = 4
-_BLOCKS_A_TURN = 16
+_BLOCKS = 4  # of one body
+_BLOCKS_A_TURN = 16  # before others have the thread
 _LEAST_BYTES = 64 << 10  # the rest of smaller bodies is likely to be there already
 _MOST_SPARE = 8
 _EXTENSION = "hubshard.connection"

@@ -160,7 +160,7 @@ class PartWriter:
         self._marker.unlink(missing_ok=True)
         self._file = os.fdopen(os.open(self._folder / "content", os.O_RDWR | os.O_CREAT | _BINARY, 0o666), "r+b", 0)
         self._file.seek(offset)
-        # With the parts before it, where they are known: once is enough.
+        # where the hash of all parts before it is known, that goes on and serves for the ETag too: one hash is enough
         self._hash = self._prefix.sha256 or blake3()
         self.nbytes = 0
 

@@ -185,8 +185,10 @@ def offload(
         if strict:
             check_match(found, module)
         placed = _placed(slots, found, checkpoint, code=code)
-        for name in meta_buffers(module, slots):
-            raise FormatError(f"the buffer {name!r} is on the meta device, and no checkpoint stores it", hint=META_HINT)
+        on_meta = meta_buffers(module, slots)
+        if on_meta:
+            what = f"the buffer {on_meta[0]!r} is on the meta device, and no checkpoint stores it"
+            raise FormatError(what, hint=META_HINT)
         parameters = {
             name: placed[number]
             for number, slot in enumerate(slots)

@@ -102,7 +102,7 @@ def abandon(
     names = _of_target(store.branches(), revision)
     for name in names:
         head = store.head(name)
-        kept = [] if head is None else [e.nbytes for e in store.list(head) if e.path.startswith(_FOLDER)]
+        kept = [] if head is None else [entry.nbytes for entry in store.list(head) if entry.path.startswith(_FOLDER)]
         store.delete_branch(name)
         on_event(Event("abandon", "staging", name, sum(kept), f"dropped, with {counted(len(kept), 'finished file')}"))
     return names

@@ -52,21 +52,16 @@ def after(event: threading.Event, then: Fault, seen: list[bool]) -> Fault:
     return fault
 
 
-def test_the_next_shard_is_sent_while_the_hub_takes_note_of_one(repo: Repo, proxy: Proxy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", [REGISTRATION, STAGING])
+def test_the_next_shard_is_sent_while_the_hub_takes_note_of_one(
+    repo: Repo, proxy: Proxy, tmp_path: Path, line: str
+) -> None:
     seen: list[bool] = []
-    proxy.fail(REGISTRATION, after(second_block_arrives(proxy), Exchange.done, seen))
+    proxy.fail(line, after(second_block_arrives(proxy), Exchange.done, seen))
     repo.push(weights(2), message="new", streams=1)
     assert seen == [True]
     assert equal(repo.tensors(tmp_path / "cache"), weights(2))
     assert len(proxy.lines(BLOCK)) == 4
-
-
-def test_and_while_one_is_kept_on_the_staging_branch(repo: Repo, proxy: Proxy, tmp_path: Path) -> None:
-    seen: list[bool] = []
-    proxy.fail(STAGING, after(second_block_arrives(proxy), Exchange.done, seen))
-    repo.push(weights(2), message="new", streams=1)
-    assert seen == [True]
-    assert equal(repo.tensors(tmp_path / "cache"), weights(2))
 
 
 @pytest.mark.parametrize("line", [REGISTRATION, STAGING])

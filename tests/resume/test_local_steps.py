@@ -1,3 +1,5 @@
+"""Steps on a disk whose files somebody reads while they are to go."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -34,9 +34,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is .*assuming the intent is:UserWarning"),
     pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning"),
     pytest.mark.filterwarnings("ignore:To get the last learning rate:UserWarning"),
-    pytest.mark.filterwarnings(
-        "ignore:The epoch parameter in .scheduler.step:UserWarning"
-    ),  # torch 2.6 warns of itself
+    # torch 2.6 warns of itself
+    pytest.mark.filterwarnings("ignore:The epoch parameter in .scheduler.step:UserWarning"),
 ]
 
 

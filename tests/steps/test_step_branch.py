@@ -492,7 +492,7 @@ def test_a_branch_that_began_at_an_old_step_keeps_its_files(hub: Hub, store: Hub
     assert not {file.sha256 for file in steps[1].files[:2]} & held(hub).keys()
 
 
-KILLED_THERE = """
+PRUNE = """
 import os, sys
 from hubshard.steps.branch import StepBranch
 def on_event(event):
@@ -508,7 +508,7 @@ def test_what_a_kill_between_squash_and_deletion_leaves_is_freed_by_the_next_pru
     hub: Hub, store: HubStore, saves_between: bool
 ) -> None:
     steps = save_all(store, 1, 2, 3)
-    assert hub.try_client(KILLED_THERE, hub.url).returncode == KILLED
+    assert hub.try_client(PRUNE, hub.url).returncode == KILLED
     assert len(hub.api()("GET", f"/api/models/{REPO}/commits/resume").json) == 1
     assert len(held(hub)) == 7
     if saves_between:

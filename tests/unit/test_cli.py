@@ -89,7 +89,7 @@ def test_a_number_in_the_environment_that_is_none_is_one_line() -> None:
     for value in ("x", ""):
         done = _hubshard("pull", "org/name", environment={"HF_HUB_DOWNLOAD_TIMEOUT": value})
         assert done.returncode == 1
-        said = f"Error: HF_HUB_DOWNLOAD_TIMEOUT is {value!r} in the environment: no whole number"
+        said = f"Error: HF_HUB_DOWNLOAD_TIMEOUT is {value!r} in the environment, not a whole number"
         assert done.stderr.splitlines()[0] == said
 
 

@@ -70,7 +70,7 @@ def test_the_next_begins_when_one_is_ending_and_not_before(taken: Callable[[Iter
 
 def test_no_more_are_ending_at_once_than_may_be(taken: Callable[[Iterator[int]], list[int]]) -> None:
     line = Line(3)
-    found = taken(one_at_a_time(line, 3))
+    taken(one_at_a_time(line, 3))
     assert line.has_begun(0)
     line.ends(0)
     assert line.has_begun(1)
@@ -82,7 +82,6 @@ def test_no_more_are_ending_at_once_than_may_be(taken: Callable[[Iterator[int]],
     line.ends(2)
     for go in line.go:
         go.set()
-    del found
 
 
 def test_results_come_in_order_also_where_the_next_ended_first(taken: Callable[[Iterator[int]], list[int]]) -> None:

@@ -29,6 +29,11 @@ _XORBS_AFTER = 32
 _VALID_SECONDS = 3600
 
 
+def is_asked(chunk: bytes) -> bool:
+    """Whether clients ask about a chunk with this hash wherever in a file it is, not only at its beginning."""
+    return int.from_bytes(chunk[24:], "little") % _EVERY == 0
+
+
 def note_upload(db: Database, repo_id: int, xorb: bytes, index: XorbIndex) -> None:
     """Records that a xorb was uploaded to a repo, and which of its chunks clients will ask about."""
     asked = [chunk for chunk in range(len(index)) if chunk == 0 or is_asked(index.hash_of(chunk))]
@@ -79,8 +84,3 @@ def _offer(xorbs: XorbStore, xorb: bytes) -> XorbIndex | None:
         return xorbs.index(xorb) if xorbs.touch(xorb) else None
     except NotFoundError:  # removed between the two calls
         return None
-
-
-def is_asked(chunk: bytes) -> bool:
-    """Whether clients ask about a chunk with this hash wherever in a file it is, not only at its beginning."""
-    return int.from_bytes(chunk[24:], "little") % _EVERY == 0
