@@ -2,19 +2,21 @@
 
 huggingface_hub closes its session in every child that is forked. That waits for the lock of the connections, and where
 a thread of the parent holds it just then, as one that pushes a step does, the child hangs for ever: a worker of a data
-loader, and with it the training. So a session that nobody uses stands in for it while a process is forked.
+loader, and with it the training. So a session that nobody uses stands in for it while a process is forked. Where a
+thread is just making the session, it holds the lock of that, of which the child gets a new one.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from typing import Any
 
 __all__ = ["fork_without_session"]
 
 _HTTP = "huggingface_hub.utils._http"
-_CLIENT, _FACTORY = "_GLOBAL_CLIENT", "_GLOBAL_CLIENT_FACTORY"
+_CLIENT, _FACTORY, _LOCK = "_GLOBAL_CLIENT", "_GLOBAL_CLIENT_FACTORY", "_CLIENT_LOCK"
 
 
 class _Session:
@@ -41,6 +43,9 @@ class _Session:
 
     def forget(self) -> None:
         self._set_aside = self._stand_in = None  # the child has closed it
+        http = sys.modules.get(_HTTP)
+        if hasattr(http, _LOCK):
+            setattr(http, _LOCK, threading.Lock())
 
 
 def fork_without_session() -> None:

@@ -45,7 +45,37 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 done.set()
 """
 
+MAKING = """
+import os, signal, threading
+from huggingface_hub.utils import get_session
+import huggingface_hub.utils._http as http
+import hubshard.store.hub_client
 
-def test_a_fork_while_a_thread_talks_to_the_hub_does_not_wait_for_it() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False, timeout=60)
+make, begun, done = http.default_client_factory, threading.Event(), threading.Event()
+
+def slow():
+    begun.set()
+    done.wait(60)
+    return make()
+
+http._GLOBAL_CLIENT_FACTORY = slow
+thread = threading.Thread(target=get_session)
+thread.start()
+begun.wait(60)
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    done.set()
+    get_session()
+    os._exit(0)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+done.set()
+thread.join()
+assert code == 0
+"""
+
+
+@pytest.mark.parametrize("code", [CODE, MAKING])
+def test_a_fork_while_a_thread_talks_to_the_hub_does_not_wait_for_it(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
