@@ -173,10 +173,10 @@ def _receive(output: BinaryIO, check: FileCheck, stream: OpenStream, op: Operati
     told = Gathered(lambda nbytes: op.tell("received", file.name, nbytes))
     for data in stream(file.name, check.nbytes, file.nbytes):
         check.add(data)
-        if check.bad_blocks:
-            break
         write_all(output.fileno(), memoryview(data))
         told.add(memoryview(data).nbytes)
+        if check.bad_blocks:  # what came before it, perhaps in the same piece, is kept
+            break
     told.flush()
     problem = check.problem()
     if problem is not None:
