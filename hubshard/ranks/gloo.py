@@ -13,6 +13,7 @@ import re
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -22,6 +23,7 @@ from hubshard.messages import one_line
 __all__ = ["gloo_backend", "reason_of", "set_limit", "shared_store"]
 
 _MOST_CHARACTERS = 200
+_TAKES_LIMITS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # once it is connected
 
 
 def shared_store(prefix: str) -> Any:
@@ -49,7 +51,12 @@ def gloo_backend(name: str, rank: int, size: int, *, meet_seconds: float, limit_
         StoreError: some rank has not come, or is gone.
     """
     try:
-        backend = dist.ProcessGroupGloo(shared_store(name), rank, size, timedelta(seconds=meet_seconds))
+        store = shared_store(name)
+        if not _TAKES_LIMITS:  # the limit must be there from the beginning: what is left to wait for has come
+            store.set(f"here/{rank}", "")
+            store.wait([f"here/{other}" for other in range(size)], timedelta(seconds=meet_seconds))
+        seconds = meet_seconds if _TAKES_LIMITS else limit_seconds
+        backend = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=seconds))
     except RuntimeError as error:  # what torch.distributed raises
         raise StoreError(
             f"rank {rank} cannot connect to the other {size - 1}: {reason_of(error)}",
@@ -60,7 +67,10 @@ def gloo_backend(name: str, rank: int, size: int, *, meet_seconds: float, limit_
 
 
 def set_limit(backend: Any, limit_seconds: float) -> None:
-    """Set for how long the next operations of a backend may last."""
+    """Set for how long the next operations of a backend may last.
+
+    Before 2.9, torch takes it and does not heed it: the limit stays that of `gloo_backend`.
+    """
     backend._set_default_timeout(timedelta(seconds=limit_seconds))  # noqa: SLF001  # as torch itself does
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from tests import warm
 from tests.systems import KILLED
 from tests.thread_ranks import job_of_one, on_ranks
 
+torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
 from hubshard.ranks.gloo import gloo_backend  # noqa: E402  # imports torch
@@ -102,6 +104,18 @@ def _job() -> Iterator[None]:
 def test_a_rank_that_nobody_meets_is_told_so() -> None:
     with pytest.raises(StoreError, match="rank 0 cannot connect to the other 1"):
         gloo_backend("alone", 0, 2, meet_seconds=0.2, limit_seconds=60)
+
+
+@pytest.mark.usefixtures("_job")
+def test_an_operation_may_last_longer_than_the_ranks_waited_to_meet() -> None:
+    def act(rank: int) -> int:
+        backend = gloo_backend("patient", rank, 2, meet_seconds=1, limit_seconds=60)
+        time.sleep(1.4 * rank)
+        held = torch.tensor([rank])
+        backend.allreduce([held]).wait()
+        return int(held)
+
+    assert on_ranks(2, act) == [1, 1]
 
 
 @pytest.mark.usefixtures("_job")
