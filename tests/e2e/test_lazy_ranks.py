@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import warm
+from tests.old_torch import tensor_parallel
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -132,6 +133,7 @@ def test_each_rank_reads_only_its_rows_of_distributed_parameters(place: Place, t
         assert found["told"] == found["bytes"]
 
 
+@tensor_parallel
 @pytest.mark.parametrize("world", [4, pytest.param(2, marks=pytest.mark.slow)])
 def test_each_rank_of_a_tensor_parallel_model_reads_its_part(place: Place, tmp_path: Path, world: int) -> None:
     code = """

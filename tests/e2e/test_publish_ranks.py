@@ -17,6 +17,7 @@ from huggingface_hub.hf_api import RepoFile
 
 from hubshard.publish.ranks import owners_of
 from tests import warm
+from tests.old_torch import tensor_parallel
 from tests.systems import KILLED
 
 if TYPE_CHECKING:
@@ -73,8 +74,12 @@ def two(module_hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
 
 @pytest.fixture(scope="module")
 def models(module_hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    cases = ("transformers_models", "transformers_tensor_parallel")
-    return on_ranks(2, module_hub, tmp_path_factory.mktemp("models"), *cases)
+    return on_ranks(2, module_hub, tmp_path_factory.mktemp("models"), "transformers_models")
+
+
+@pytest.fixture(scope="module")
+def tensor_parallel_models(module_hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    return on_ranks(2, module_hub, tmp_path_factory.mktemp("models"), "transformers_tensor_parallel")
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +100,8 @@ def ranks(request: pytest.FixtureRequest) -> Ranks:
         *(("two", name) for name in ("fsdp", "fsdp-cast", "fsdp-state", "fsdp-tagged", "placements", "replicas")),
         *(("four", name) for name in ("fsdp", "fsdp-cast", "fsdp-state", "placements", "hybrid", "tensor-parallel")),
         *(("four", name) for name in ("two-dimensions", "submesh", "even")),
-        *(("models", name) for name in ("llama", "llama-cast", "experts", "experts-cast", "tensor-parallel-llama")),
+        *(("models", name) for name in ("llama", "llama-cast", "experts", "experts-cast")),
+        pytest.param("tensor_parallel_models", "tensor-parallel-llama", marks=tensor_parallel),
     ],
     indirect=["ranks"],
 )
@@ -150,8 +156,9 @@ def test_parts_that_data_and_tensor_parallelism_cut_twice_were_among_them(four: 
     assert "_StridedShard" in four.found[0]["kinds"]
 
 
-def test_the_tensor_parallel_model_was_split(models: Ranks) -> None:
-    assert len(models.found[0]["split"]) > 10
+@tensor_parallel
+def test_the_tensor_parallel_model_was_split(tensor_parallel_models: Ranks) -> None:
+    assert len(tensor_parallel_models.found[0]["split"]) > 10
 
 
 def test_a_rank_that_publishes_alone_what_is_split_over_several_is_told_so(two: Ranks) -> None:
