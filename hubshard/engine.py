@@ -13,12 +13,26 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["run", "run_overlapping"]
+__all__ = ["Turn", "run", "run_overlapping"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _AHEAD_PER_WORKER = 64  # items in flight at most, however little they cost: items stay lazy, and the queue short
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the work on one item may say and ask, from any thread.
+
+    Attributes:
+        ends: says that the item is ending: it holds no bytes any more, and the next one may begin.
+        check: raises CancelledError where the result is not wanted any more: an item before it has failed, or whoever
+            takes the results has left. Work that never asks goes on to its end.
+    """
+
+    ends: Callable[[], None]
+    check: Callable[[], None]
 
 
 def run(
@@ -52,7 +66,7 @@ def run_overlapping(
     items: Iterable[T],
     *,
     cost: Callable[[T], int],
-    work: Callable[[T, Callable[[], None]], R],
+    work: Callable[[T, Turn], R],
     budget_bytes: int,
     workers: int,
     endings: int,
@@ -62,8 +76,7 @@ def run_overlapping(
     Args:
         items: as in `run`.
         cost: as in `run`.
-        work: called in a worker thread with an item and a function. Once that was called, from any thread, the item is
-            ending: it holds no bytes any more.
+        work: called in a worker thread with an item and its turn.
         budget_bytes: as in `run`.
         workers: threads, besides those of items that are ending.
         endings: how many items may be ending at once; others that would go on as before until one of them has ended.
@@ -73,7 +86,7 @@ def run_overlapping(
     def do(job: _Job, item: T) -> R:
         jobs.start(job)
         try:
-            result = work(item, lambda: jobs.ease(job))
+            result = work(item, Turn(lambda: jobs.ease(job), lambda: jobs.check(job)))
         except BaseException:
             jobs.end(job, has_failed=True)
             raise
@@ -154,9 +167,12 @@ class _Jobs:
 
     def start(self, job: _Job) -> None:
         with self._changed:
-            if job.number > self._last:
-                raise CancelledError
+            self.check(job)
             self._running += 1
+
+    def check(self, job: _Job) -> None:
+        if job.number > self._last:
+            raise CancelledError
 
     def ease(self, job: _Job) -> None:
         with self._changed:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
+from hubshard.engine import Turn
 from hubshard.events import Operation
 from hubshard.protocols import Buffer, Content, Entry, Staged
 from hubshard.publish.outgoing import OutFile
@@ -45,26 +46,30 @@ class Sender:
         self._op = op
         self._scratch = scratch
 
-    def send(self, file: OutFile, there: Entry | None, kept: Entry | None, on_ending: Callable[[], None]) -> Staged:
+    def send(self, file: OutFile, there: Entry | None, kept: Entry | None, turn: Turn) -> Staged:
         """Make a file durable in the store, unless it is.
 
         Args:
             file: to be sent.
             there: what the target shows under its path.
             kept: what an earlier run has left of it.
-            on_ending: called when it is in the store, and when most of it is and the rest on its way; perhaps never.
+            turn: ends when it is in the store, or most of it is and the rest on its way; asked as its bytes move.
+
+        Raises:
+            CancelledError: another file has failed, or the publish was interrupted.
         """
         # what may be there already is hashed first, so that it need not be sent
         held = {entry.sha256 for entry in (there, kept) if entry and entry.sha256 and entry.nbytes == file.nbytes}
-        with self._content(file, must_hash=bool(held)) as (data, sha256):
+        read = partial(_while_wanted, file.data, turn)
+        with self._content(file, read, must_hash=bool(held)) as (data, sha256):
             if sha256 and sha256 in held:
                 self._op.tell("skipped", file.path, file.nbytes, "the Hub has it")
                 return Staged(file.path, file.nbytes, sha256)
-            sent = _Sum(partial(self._op.tell, "sent", file.path))
+            sent = _Sum(partial(self._op.tell, "sent", file.path), turn.check)
             staged = self._stage(
-                file.path, data, nbytes=file.nbytes, sha256=sha256, on_sent=sent.add, on_ending=on_ending
+                file.path, data, nbytes=file.nbytes, sha256=sha256, on_sent=sent.add_while_wanted, on_ending=turn.ends
             )
-        on_ending()
+        turn.ends()
         is_new = self._tell_of(staged, there, sent)
         self._keep(file, staged)
         if is_new:
@@ -72,24 +77,26 @@ class Sender:
         return staged
 
     @contextmanager
-    def _content(self, file: OutFile, *, must_hash: bool) -> Iterator[tuple[Content, str | None]]:
+    def _content(
+        self, file: OutFile, read: Callable[[], Iterable[Buffer]], *, must_hash: bool
+    ) -> Iterator[tuple[Content, str | None]]:
         if self._scratch is not None and file.nbytes >= LARGE_FILE_BYTES:
-            with self._scratch.holding(file.data, file.path, partial(self._op.tell, "hashed", file.path)) as found:
+            with self._scratch.holding(read, file.path, partial(self._op.tell, "hashed", file.path)) as found:
                 yield found
         else:
-            yield partial(self._read, file), self._hashed(file) if must_hash else None
+            yield partial(self._read, file.path, read), self._hashed(file.path, read) if must_hash else None
 
-    def _hashed(self, file: OutFile) -> str:
+    def _hashed(self, path: str, read: Callable[[], Iterable[Buffer]]) -> str:
         digest = hashlib.sha256()
-        for buffer in file.data():
+        for buffer in read():
             digest.update(buffer)
-            self._op.tell("hashed", file.path, memoryview(buffer).nbytes)
+            self._op.tell("hashed", path, memoryview(buffer).nbytes)
         return digest.hexdigest()
 
-    def _read(self, file: OutFile) -> Iterable[Buffer]:
-        for buffer in file.data():
+    def _read(self, path: str, read: Callable[[], Iterable[Buffer]]) -> Iterable[Buffer]:
+        for buffer in read():
             yield buffer
-            self._op.tell("read", file.path, memoryview(buffer).nbytes)
+            self._op.tell("read", path, memoryview(buffer).nbytes)
 
     def _tell_of(self, staged: Staged, there: Entry | None, sent: _Sum) -> bool:
         """Tell of the bytes of a file; whether it was sent."""
@@ -104,12 +111,23 @@ class Sender:
 
 
 class _Sum:
-    def __init__(self, then: partial[None]) -> None:
+    def __init__(self, then: partial[None], check: Callable[[], None]) -> None:
         self.nbytes = 0
         self._then = then
+        self._check = check
         self._lock = threading.Lock()
 
     def add(self, nbytes: int) -> None:
         with self._lock:
             self.nbytes += nbytes
         self._then(nbytes)
+
+    def add_while_wanted(self, nbytes: int) -> None:
+        self.add(nbytes)
+        self._check()
+
+
+def _while_wanted(data: Callable[[], Iterable[Buffer]], turn: Turn) -> Iterator[Buffer]:
+    for buffer in data():
+        turn.check()
+        yield buffer

@@ -119,8 +119,8 @@ class Upload:
         results = run_overlapping(
             [file for file in files if not (file.default and file.path in known.tree)],
             cost=lambda file: max(min(file.nbytes, _STREAM_BYTES) + 1, self._least_bytes),
-            work=lambda file, on_ending: self._sender.send(
-                file, known.tree.get(file.path), known.found.get(file.path), on_ending
+            work=lambda file, turn: self._sender.send(
+                file, known.tree.get(file.path), known.found.get(file.path), turn
             ),
             budget_bytes=self._budget_bytes,
             workers=self._streams,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from hubshard.errors import StoreError
+from hubshard.events import Event
+from hubshard.publish import outgoing
 from tests.faults.models import Repo, equal, new_repo, weights
 from tests.faults.proxy import Answer, Exchange, Fault, Proxy, say
 
@@ -73,6 +77,7 @@ def test_a_shard_that_is_refused_at_its_end_ends_the_publish_with_the_next_one(
     with pytest.raises(StoreError, match=r"model-00001|not allowed"):
         repo.push(weights(2), message="new", streams=1)
     proxy.heal()
+    proxy.settle()
     assert seen[0]
     assert len(proxy.lines(BLOCK)) == 2, "no third shard was begun"
     assert equal(repo.tensors(tmp_path / "old"), weights(1))
@@ -96,3 +101,24 @@ def test_what_waits_and_the_shard_on_its_way_are_no_more_than_a_batch(
     )
     assert len(done.plan.shards) >= 2 * shards_a_commit
     assert len(kept) == len(done.plan.shards) // shards_a_commit
+
+
+def test_a_refusal_stops_the_shard_that_is_on_its_way(
+    repo: Repo, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outgoing, "READ_BYTES", 512)  # of each tensor alone
+    model = {f"{number:03}": np.full(64, number) for number in range(200)}
+    _, second = repo.push(model, max_shard_size=70_000, dry_run=True).plan.shards
+    begun, reads = threading.Event(), list[int]()
+
+    def look(event: Event) -> None:
+        if (event.kind, event.path) == ("read", second.path):
+            begun.set()
+            reads.append(event.nbytes)
+            time.sleep(0.02)
+
+    proxy.always(STAGING, after(begun, say(403, "not this one"), []))
+    with pytest.raises(StoreError, match="not this one"):
+        repo.push(model, max_shard_size=70_000, streams=1, on_event=look)
+    assert begun.is_set()
+    assert len(reads) < len(second.specs)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 
 import pytest
 
-from hubshard.engine import run_overlapping
+from hubshard.engine import Turn, run_overlapping
 
 PATIENCE_SECONDS = 30  # before a test that hangs fails
 
@@ -18,16 +19,16 @@ class Line:
     def __init__(self, count: int) -> None:
         self.begun = [threading.Event() for _ in range(count)]
         self.go = [threading.Event() for _ in range(count)]
-        self._ease: dict[int, Callable[[], None]] = {}
+        self._turns: dict[int, Turn] = {}
 
-    def work(self, item: int, ease: Callable[[], None]) -> int:
-        self._ease[item] = ease
+    def work(self, item: int, turn: Turn) -> int:
+        self._turns[item] = turn
         self.begun[item].set()
         assert self.go[item].wait(PATIENCE_SECONDS)
         return item
 
     def ends(self, item: int) -> None:
-        self._ease[item]()
+        self._turns[item].ends()
 
     def has_begun(self, item: int) -> bool:
         return self.begun[item].wait(PATIENCE_SECONDS)
@@ -102,9 +103,9 @@ def test_results_come_in_order_also_where_the_next_ended_first(taken: Callable[[
 def test_after_the_failure_of_one_that_is_ending_nothing_more_is_started() -> None:
     line = Line(4)
 
-    def work(item: int, ease: Callable[[], None]) -> int:
+    def work(item: int, turn: Turn) -> int:
         if item == 0:
-            ease()
+            turn.ends()
             assert line.has_begun(1)
             raise OSError("zero")
         line.begun[item].set()
@@ -125,3 +126,45 @@ def test_closing_waits_for_those_that_are_ending_and_starts_nothing() -> None:
     results.close()  # type: ignore[attr-defined]
     assert not line.begun[2].is_set()
     opener.join()
+
+
+def work_until_unwanted(turn: Turn, stopped: list[int], item: int) -> int:
+    for _ in range(1000):
+        try:
+            turn.check()
+        except CancelledError:
+            stopped.append(item)
+            raise
+        threading.Event().wait(0.01)
+    return item
+
+
+def test_work_that_asks_learns_of_the_failure_of_an_item_before_it() -> None:
+    line, stopped = Line(3), list[int]()
+
+    def work(item: int, turn: Turn) -> int:
+        line.begun[item].set()
+        if item == 1:
+            turn.ends()
+            assert line.has_begun(2)
+            raise OSError("one")
+        if item == 2:
+            return work_until_unwanted(turn, stopped, item)
+        turn.check()
+        return item
+
+    with pytest.raises(OSError, match="one"):
+        list(run_overlapping(range(3), cost=lambda _: 10, work=work, budget_bytes=10, workers=1, endings=1))
+    assert stopped == [2]
+
+
+def test_work_that_asks_learns_that_nobody_takes_results_any_more() -> None:
+    stopped = list[int]()
+
+    def work(item: int, turn: Turn) -> int:
+        return item if item == 0 else work_until_unwanted(turn, stopped, item)
+
+    results = run_overlapping(range(2), cost=lambda _: 10, work=work, budget_bytes=20, workers=2, endings=0)
+    assert next(results) == 0
+    results.close()  # type: ignore[attr-defined]
+    assert stopped in ([], [1]), "item 1 was stopped, or never begun"
