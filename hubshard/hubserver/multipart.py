@@ -143,6 +143,9 @@ class PartWriter:
         upload: 32 hexadecimal digits.
         number: of the part, from 1.
         offset: in bytes.
+
+    Raises:
+        ApiError: 409: somebody else came to write the part just now. 503: the parts are being joined.
     """
 
     def __init__(self, root: Path, prefixes: Prefixes, upload: str, number: int, offset: int) -> None:
@@ -154,15 +157,26 @@ class PartWriter:
         self._lock = threading.Lock()
         self._file: FileIO | None = None
         self._ended = False
+        self.nbytes = 0
         make_dir(self._folder)
         prefixes.enter(upload, number, self)
-        self._prefix = prefixes.begin(upload, number)
-        self._marker.unlink(missing_ok=True)
-        self._file = os.fdopen(os.open(self._folder / "content", os.O_RDWR | os.O_CREAT | _BINARY, 0o666), "r+b", 0)
-        self._file.seek(offset)
+        try:
+            self._begin(offset)
+        except BaseException:
+            self.close()
+            raise
         # where the hash of all parts before it is known, that goes on and serves for the ETag too: one hash is enough
         self._hash = self._prefix.sha256 or blake3()
-        self.nbytes = 0
+
+    def _begin(self, offset: int) -> None:
+        with self._lock:  # the one that comes next waits for that, and its part is not taken for an old one
+            if self._ended:
+                raise self._late()
+            self._prefix = self._prefixes.begin(self._upload, self._number)
+            self._marker.unlink(missing_ok=True)
+            content = os.open(self._folder / "content", os.O_RDWR | os.O_CREAT | _BINARY, 0o666)
+            self._file = os.fdopen(content, "r+b", 0)
+            self._file.seek(offset)
 
     def write(self, data: bytes | memoryview) -> None:
         """Append `data` to the part.
@@ -204,8 +218,11 @@ class PartWriter:
 
     def _open_file(self) -> FileIO:
         if self._ended or self._file is None:
-            raise ApiError(409, f"part {self._number} was sent again, or its upload was completed, meanwhile")
+            raise self._late()
         return self._file
+
+    def _late(self) -> ApiError:
+        return ApiError(409, f"part {self._number} was sent again, or its upload was completed, meanwhile")
 
 
 def join_parts(

@@ -14,9 +14,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from hubshard.hubserver import Settings
+from hubshard.hubserver.errors import ApiError
+from hubshard.hubserver.multipart import PartWriter, Prefixes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.conftest import Api, Hub, StartHub
 
@@ -201,6 +204,25 @@ def test_who_still_sends_a_part_changes_nothing_when_it_came_again(start_hub: St
         assert beside.getresponse().status == 409
     assert commit(parts, repo, data) == 200
     assert read(parts, repo) == data
+
+
+def test_who_is_overtaken_before_it_writes_takes_no_part_away(tmp_path: Path) -> None:
+    upload = "a" * 32
+
+    class Overtaken(Prefixes):
+        def enter(self, upload: str, number: int, writer: PartWriter) -> None:
+            super().enter(upload, number, writer)
+            if not writers:
+                writers.append(writer)
+                with closing(PartWriter(tmp_path, self, upload, number, 0)) as other:
+                    other.write(b"part")
+                    etags.append(other.commit())
+
+    writers: list[PartWriter] = []
+    etags: list[str] = []
+    with pytest.raises(ApiError, match="sent again"):
+        PartWriter(tmp_path, Overtaken(), upload, 1, 0)
+    assert (tmp_path / "parts" / upload / "1").read_text() == etags[0]
 
 
 def test_large_files_are_listed_and_given_up_with_their_history(api: Api) -> None:
