@@ -27,7 +27,7 @@ __all__ = ["Callbacks", "XetUploader"]
 _RETRIES = 2  # hf_xet tries each request again by itself
 _LOOK_SECONDS = 0.25
 _LOOK_SECONDS_AT_THE_END = 0.02
-_LAST_BYTES = 64 * 10**6  # a block of hf_xet: less than that is left when a file is said to be ending
+_LAST_BYTES = 32 * 10**6  # half a block of hf_xet: by then the next file has its first one ready, and memory holds both
 _LAST_PART = 4  # and less than a fourth of it
 _SILENT_STALLS = 4.0  # what was handed to the system is still on its way when the count stands still
 _CHECKED_BYTES_PER_SECOND = 100 * 10**6  # a Hub hashes a file before it answers that it has it
@@ -54,7 +54,7 @@ class Callbacks:
     Attributes:
         on_sent: with the number of bytes that crossed the network since its last call.
         on_ending: once, when the content was handed over, and what is still to be sent of it is little: less than
-            64 MB and than a fourth.
+            32 MB and than a fourth.
     """
 
     on_sent: Callable[[int], None]
