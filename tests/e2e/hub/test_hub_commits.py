@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import huggingface_hub
 import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
 from huggingface_hub.errors import BadRequestError, EntryNotFoundError, HfHubHTTPError, RevisionNotFoundError
@@ -138,6 +139,10 @@ def test_the_shorthands_delete_too(client: Client) -> None:
         client.api.delete_file("a.txt", repo)
 
 
+@pytest.mark.skipif(
+    huggingface_hub.__version__.startswith("2.0."),
+    reason="huggingface_hub 2.0 leaves out an unchanged file beside the removal of its folder",
+)
 def test_a_delete_and_an_addition_of_one_path_follow_their_order(client: Client) -> None:
     repo = client.repo()
     client.commit(repo, {"folder/a.txt": "1", "folder/b.txt": "b"})
