@@ -18,7 +18,7 @@ from hubshard.messages import listed
 from hubshard.protocols import Buffer, Revision
 from hubshard.steps.checking import FileCheck
 from hubshard.steps.freeing import Freed, free_storage, unneeded_files
-from hubshard.steps.places import NO_BRANCH, BranchPlace, OpenStep, find_step
+from hubshard.steps.places import BranchPlace, OpenStep, find_step, no_branch
 from hubshard.steps.step import MANIFEST_NAME, NewerVersionError, StepFile, step_folder, step_number
 
 if TYPE_CHECKING:
@@ -83,10 +83,7 @@ class BranchLook:
     def _head(self) -> Revision:
         head = self._store.head(self._branch)
         if head is None:
-            raise NotFoundError(
-                f"{self._store.repo_id} has no branch {self._branch!r}",
-                hint=NO_BRANCH,
-            )
+            raise no_branch(self._store.repo_id, self._branch)
         return head
 
     def open(self, step: int | None) -> OpenStep:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from hubshard.store.hub_client import Token
 
 __all__ = [
-    "NO_BRANCH",
     "BranchPlace",
     "LocalPlace",
     "OpenStep",
@@ -30,11 +29,9 @@ __all__ = [
     "check_places",
     "find_step",
     "hub_store",
+    "no_branch",
     "refuse_id",
 ]
-
-NO_BRANCH = "has the run saved a step? If to a branch of another name, give that"
-"""What to do where the branch of the steps is not there."""
 
 _LOG = logging.getLogger("hubshard")
 _MOST_NAMED = 5
@@ -243,6 +240,12 @@ def refuse_id(checkpoint_id: str | os.PathLike[str] | None) -> None:
         raise FormatError(
             f"checkpoint_id={os.fspath(checkpoint_id)!r} means nothing here", hint="give repo_id, step and local_dir"
         )
+
+
+def no_branch(where: str, branch: str) -> NotFoundError:
+    """The error for a repo without the branch of the steps."""
+    hint = "has the run saved a step? If to a branch of another name, give that"
+    return NotFoundError(f"{where} has no branch {branch!r}", hint=hint)
 
 
 def hub_store(repo_id: str, token: Token, endpoint: str | None) -> HubStore:

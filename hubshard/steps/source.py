@@ -16,7 +16,7 @@ from hubshard.plan import natural_key
 from hubshard.protocols import Buffer, Reader
 from hubshard.reads import Read, plan_reads
 from hubshard.steps.checked import KEPT_BYTES, CheckedReader
-from hubshard.steps.places import NO_BRANCH, BranchPlace, LocalPlace, OpenStep, Place, find_step
+from hubshard.steps.places import BranchPlace, LocalPlace, OpenStep, Place, find_step, no_branch
 from hubshard.steps.reading import REMOTE, copy_runs, part_manifest
 from hubshard.steps.step import Placement, Step, TreePath
 from hubshard.tensors import Box, TensorSpec
@@ -209,7 +209,7 @@ def open_step(
         if at is not None:
             places.append(BranchPlace(store, at, f"{where}@{branch}"))
         elif local is None or not local.steps():
-            raise NotFoundError(f"{where} has no branch {branch!r}", hint=NO_BRANCH)
+            raise no_branch(where, branch)
     return find_step(places, step)
 
 

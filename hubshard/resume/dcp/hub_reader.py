@@ -17,12 +17,11 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from hubshard.errors import FormatError, NotFoundError
+from hubshard.errors import FormatError
 from hubshard.resume.dcp.planners import has_default_placing, place_value
 from hubshard.resume.dcp.torch_items import Destination, box_to_read, metadata_of
 from hubshard.steps.canonical import decode, encode
 from hubshard.steps.places import (
-    NO_BRANCH,
     BranchPlace,
     LocalPlace,
     OpenStep,
@@ -30,6 +29,7 @@ from hubshard.steps.places import (
     check_places,
     find_step,
     hub_store,
+    no_branch,
     refuse_id,
 )
 from hubshard.steps.reading import read_boxes
@@ -183,7 +183,7 @@ class HubReader(StorageReader):
         store = hub_store(self.repo_id, self._token, self._endpoint)
         at = store.head(self.branch)
         if at is None and not (places and places[0].steps()):
-            raise NotFoundError(f"{self.repo_id} has no branch {self.branch!r}", hint=NO_BRANCH)
+            raise no_branch(self.repo_id, self.branch)
         return places if at is None else [*places, BranchPlace(store, at, f"{self.repo_id}@{self.branch}")]
 
     def _read(
