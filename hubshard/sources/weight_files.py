@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from hubshard.errors import FormatError, IncompleteError, NotFoundError, UnsafeFormatError
 from hubshard.messages import listed
@@ -14,12 +15,14 @@ from hubshard.names import (
     indexed_suffix,
     is_numbered,
     is_pickled,
+    is_training_folder,
+    parse_weight_name,
     shard_name,
 )
 from hubshard.paths import check_plain_path
 from hubshard.protocols import Entry
 
-__all__ = ["WeightFiles", "find_weight_files"]
+__all__ = ["WeightFiles", "checkpoint_folders", "find_weight_files"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,29 @@ class WeightFiles:
     path: str
     is_index: bool
     notes: tuple[str, ...] = ()
+
+
+def checkpoint_folders(paths: Iterable[str]) -> tuple[str, ...]:
+    """The folders that hold a checkpoint of their own, sorted; "" is the root.
+
+    A pipeline of diffusers has one per component (`unet`, `vae`), a model of sentence-transformers one per module.
+    What counts is a safetensors file, or an index of some, with a usual name (`model`, `diffusion_pytorch_model`,
+    `adapter_model`), of any variant; shards without their index do too, since something of them is missing. Hidden
+    folders, caches and those of a training run (`checkpoint-500`) do not count, nor what lies in them.
+
+    Args:
+        paths: of files, from the root, with slashes.
+    """
+    found = set()
+    for path in map(PurePosixPath, paths):
+        name = parse_weight_name(path.name)
+        if name is not None and name.suffix == "safetensors" and not any(map(_is_aside, path.parts[:-1])):
+            found.add("/".join(path.parts[:-1]))
+    return tuple(sorted(found))
+
+
+def _is_aside(folder: str) -> bool:
+    return folder.startswith(".") or folder == "__pycache__" or is_training_folder(folder)
 
 
 def find_weight_files(

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hubshard.errors import FormatError, HubshardError, IncompleteError, NotFoundError, UnsafeFormatError
 from hubshard.protocols import Entry
-from hubshard.sources.weight_files import WeightFiles, find_weight_files
+from hubshard.sources.weight_files import WeightFiles, checkpoint_folders, find_weight_files
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 INDEX = "model.safetensors.index.json"
@@ -93,3 +95,58 @@ def test_only_pickled_weights_are_refused_with_the_way_out() -> None:
         find("pytorch_model.bin")
     assert caught.value.hint is not None
     assert "safetensors" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("paths", "folders"),
+    [
+        ((), ()),
+        (("model.safetensors", "config.json"), ("",)),
+        ((*SHARDS, INDEX), ("",)),
+        (SHARDS, ("",)),
+        (
+            (
+                "model_index.json",
+                "unet/config.json",
+                "unet/diffusion_pytorch_model.fp16.safetensors",
+                "vae/diffusion_pytorch_model.safetensors.index.json",
+                "text_encoder/model.safetensors",
+                "tokenizer/vocab.json",
+                "scheduler/scheduler_config.json",
+                "safety_checker/pytorch_model.bin",
+            ),
+            ("text_encoder", "unet", "vae"),
+        ),
+        (("model.safetensors", "1_Pooling/config.json", "2_Dense/model.safetensors"), ("", "2_Dense")),
+        (("unet/lora/adapter_model.safetensors",), ("unet/lora",)),
+        (("onnx/model.onnx", "original/consolidated.00.pth", "openvino/openvino_model.bin", "tf_model.h5"), ()),
+        (("loras/style.safetensors", "vae/model.safetensors.bak"), ()),
+        (
+            (
+                "checkpoint-500/model.safetensors",
+                "checkpoint-500/unet/model.safetensors",
+                "step-00000008/model.safetensors",
+            ),
+            (),
+        ),
+        ((".cache/a/model.safetensors", "unet/.git/model.safetensors", "__pycache__/model.safetensors"), ()),
+    ],
+)
+def test_the_folders_of_checkpoints(paths: tuple[str, ...], folders: tuple[str, ...]) -> None:
+    assert checkpoint_folders(paths) == folders
+
+
+_FOLDERS = st.lists(st.sampled_from(["unet", "vae", "2_Dense", "a b", "checkpoint"]), max_size=3).map("/".join)
+_WEIGHTS = st.sampled_from(["model.safetensors", INDEX, "diffusion_pytorch_model.fp16.safetensors", *SHARDS])
+_OTHERS = st.sampled_from(["config.json", "pytorch_model.bin", "x.safetensors", "optimizer.bin", "model.onnx"])
+
+
+@given(st.sets(st.tuples(_FOLDERS, _WEIGHTS)), st.sets(st.tuples(_FOLDERS, _OTHERS)))
+def test_a_folder_counts_by_its_own_weights_alone(weights: set[tuple[str, str]], others: set[tuple[str, str]]) -> None:
+    paths = [f"{folder}/{name}".lstrip("/") for folder, name in [*others, *weights]]
+    assert checkpoint_folders(paths) == tuple(sorted({folder for folder, _ in weights}))
+    assert checkpoint_folders(reversed(paths)) == checkpoint_folders(paths)
+    assert checkpoint_folders(f"checkpoint-8/{path}" for path in paths) == ()
+    assert checkpoint_folders(f"sub/{path}" for path in paths) == tuple(
+        sorted(f"sub/{folder}".rstrip("/") for folder in checkpoint_folders(paths))
+    )
