@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 ACTION = ROOT / ".github" / "actions" / "publish" / "action.yml"
 EXAMPLE = ROOT / "recipes" / "release-model.yml"
 WORKFLOWS = [*sorted((ROOT / ".github" / "workflows").glob("*.yml")), EXAMPLE]
+LOWEST = ROOT / ".github" / "lowest.txt"
 GUIDE = ROOT / "recipes" / "release_by_action.md"
 
 _PINNED = re.compile(r"[\w./-]+@[0-9a-f]{40}")
@@ -91,6 +94,22 @@ def test_permissions_are_the_least(path: Path) -> None:
 @pytest.mark.parametrize("path", WORKFLOWS, ids=named)
 def test_every_job_ends_some_time(path: Path) -> None:
     assert all(job["timeout-minutes"] <= 240 for job in parsed(path)["jobs"].values())
+
+
+def test_the_lowest_versions_under_test_are_those_that_are_promised() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python reads TOML since 3.11")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *extras["torch"], *extras["transformers"], *extras["hub"], *extras["test-core"]]
+    wanted = [Requirement(line) for line in lines if not line.startswith("hubshard[")]
+    tools = {"pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil"}
+    promised = {one.name: str(one.specifier).removeprefix(">=") for one in wanted if one.name not in tools}
+    pins = (line.partition("#")[0].strip() for line in LOWEST.read_text("utf-8").splitlines())
+    tested = dict(pin.split("==") for pin in pins if pin)
+    assert {name: Version(tested.pop(name, "0")) for name in promised} == {
+        name: Version(version) for name, version in promised.items()
+    }
+    assert tested.keys() == {"click"}  # huggingface_hub asks for it
 
 
 def test_inputs_and_outputs_are_described_in_kebab_case_and_used() -> None:
