@@ -6,6 +6,9 @@ in an index before the suffix or after `index`:
     model.safetensors                           model.fp16.safetensors
     model-00001-of-00002.safetensors            model.fp16-00001-of-00002.safetensors, model-00001-of-00002.fp16.…
     model.safetensors.index.json                model.safetensors.index.fp16.json, model.fp16.safetensors.index.json
+
+What comes first is the stem: transformers looks for `model`, diffusers for `diffusion_pytorch_model`, peft for
+`adapter_model`.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from dataclasses import dataclass
 from hubshard.errors import FormatError
 
 __all__ = [
+    "MODEL",
+    "STEMS",
     "WeightName",
     "check_variant",
     "index_name",
@@ -29,23 +34,28 @@ __all__ = [
     "is_weight_file",
     "parse_weight_name",
     "shard_name",
+    "stem_of",
     "variant_of",
 ]
 
-_SUFFIX_OF = {
-    "model": "safetensors",
-    "pytorch_model": "bin",
-    "adapter_model": "safetensors",
-    "diffusion_pytorch_model": "safetensors",
+MODEL = "model"
+"""The stem of transformers, and of whatever asks for no other."""
+STEMS = (MODEL, "diffusion_pytorch_model", "adapter_model")
+"""Stems of safetensors; where a folder holds several, the first of them is its checkpoint."""
+_SUFFIXES_OF = {
+    MODEL: {"safetensors"},
+    "pytorch_model": {"bin"},  # the pickles of `model`
+    "diffusion_pytorch_model": {"safetensors", "bin"},
+    "adapter_model": {"safetensors", "bin"},
 }
-_REPLACED = frozenset({"model", "pytorch_model"})
+_OF_MODEL = frozenset({MODEL, "pytorch_model"})
 _VARIANT = re.compile(r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*\Z")
 _SOME_VARIANT = r"[A-Za-z0-9_.-]+"  # what others may have written
 _NUMBER = r"-[0-9]+-of-[0-9]+"
 _LIKE_A_NUMBER = re.compile(r"(?:\A|-)[0-9]+-of-[0-9]+(?:\Z|[.-])")
 _NUMBERED = re.compile(rf"{_NUMBER}(?=\.)")
 _WEIGHTS = re.compile(
-    rf"(?P<stem>{'|'.join(_SUFFIX_OF)})"
+    rf"(?P<stem>{'|'.join(_SUFFIXES_OF)})"
     rf"(?:\.(?P<before>{_SOME_VARIANT}?))?(?:(?P<number>{_NUMBER})(?:\.(?P<after>{_SOME_VARIANT}?))?)?"
     rf"\.(?P<suffix>safetensors|bin)(?P<index>\.index(?:\.(?P<of_index>{_SOME_VARIANT}))?\.json)?\Z"
 )
@@ -83,7 +93,7 @@ class WeightName:
 def parse_weight_name(name: str) -> WeightName | None:
     """What `name` (no folder) says; None where it is no usual name of weights, or names two variants."""
     match = _WEIGHTS.match(name)
-    if match is None or _SUFFIX_OF[match["stem"]] != match["suffix"]:
+    if match is None or match["suffix"] not in _SUFFIXES_OF[match["stem"]]:
         return None
     variants = [variant for variant in (match["before"], match["after"], match["of_index"]) if variant]
     if len(variants) > 1:
@@ -107,18 +117,18 @@ def check_variant(variant: str | None) -> None:
         raise FormatError(f"the variant {variant!r} must be letters, digits, '_', '.' and '-', as in 'fp16'")
 
 
-def shard_name(number: int, count: int, *, variant: str | None = None) -> str:
+def shard_name(number: int, count: int, *, variant: str | None = None, stem: str = MODEL) -> str:
     """Name of shard `number` (from 1) of `count`; a lone shard has no number."""
-    stem = f"model.{variant}" if variant else "model"
+    stem = f"{stem}.{variant}" if variant else stem
     return f"{stem}.safetensors" if count == 1 else f"{stem}-{number:05d}-of-{count:05d}.safetensors"
 
 
-def index_name(variant: str | None = None) -> str:
+def index_name(variant: str | None = None, *, stem: str = MODEL) -> str:
     """Name of the index of `variant`, as we write it."""
-    return index_names(variant)[0]
+    return index_names(variant, stem=stem)[0]
 
 
-def index_names(variant: str | None = None, *, stem: str = "model") -> tuple[str, ...]:
+def index_names(variant: str | None = None, *, stem: str = MODEL) -> tuple[str, ...]:
     """Names that the index of `variant` may have, the usual one first."""
     if variant is None:
         return (f"{stem}.safetensors.index.json",)
@@ -128,19 +138,26 @@ def index_names(variant: str | None = None, *, stem: str = "model") -> tuple[str
 def variant_of(name: str) -> str | None:
     """The variant that the weight or index file `name` belongs to; None for the plain one, and for other files."""
     found = parse_weight_name(name)
-    return found.variant if found is not None and found.stem in _REPLACED else None
+    return found.variant if found is not None else None
 
 
-def is_weight_file(name: str, *, variant: str | None) -> bool:
-    """Whether `name` (no folder) is a weight file or an index of `variant`: what a publish of that variant replaces.
+def stem_of(name: str) -> str | None:
+    """The stem of the safetensors file, or index of some, `name` (no folder); None where it is none of the usual."""
+    found = parse_weight_name(name)
+    return found.stem if found is not None and found.suffix == "safetensors" else None
 
-    These are `model*.safetensors`, `pytorch_model*.bin`, their indexes, and for the plain variant `consolidated*`.
-    Files of other variants, adapters, optimizer states and whatever lies in a folder are never among them.
+
+def is_weight_file(name: str, *, variant: str | None, stem: str = MODEL) -> bool:
+    """Whether `name` (no folder) is a weight file or index of `stem` and `variant`: what a publish of those replaces.
+
+    These are `model*.safetensors`, `pytorch_model*.bin`, their indexes, and for the plain variant `consolidated*`; of
+    another stem, its safetensors and pickles (`adapter_model.bin`) and their indexes. Files of other variants and
+    stems, optimizer states and whatever lies in a folder are never among them.
     """
     found = parse_weight_name(name)
-    if found is not None and found.stem in _REPLACED:
-        return found.variant == variant
-    return variant is None and is_consolidated(name)
+    if found is not None:
+        return found.variant == variant and (found.stem == stem or {found.stem, stem} == _OF_MODEL)
+    return stem == MODEL and variant is None and is_consolidated(name)
 
 
 def is_consolidated(name: str) -> bool:

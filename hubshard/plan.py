@@ -21,7 +21,7 @@ from hubshard.header import (
 )
 from hubshard.index import encode_index
 from hubshard.messages import brief
-from hubshard.names import check_variant, index_name, shard_name
+from hubshard.names import MODEL, check_variant, index_name, is_weight_file, shard_name
 from hubshard.tensors import DTYPE_BITS, TensorSpec
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "MAX_SHARDS",
     "Shard",
     "ShardPlan",
+    "bound_of",
     "natural_key",
     "plan_shards",
 ]
@@ -42,6 +43,7 @@ MAX_SHARDS = 10_000
 """Files that a folder should hold at most (https://huggingface.co/docs/hub/storage-limits)."""
 _OFFSET_DIGITS = len(str(MAX_FILE_BYTES))
 _DIGITS = re.compile(r"\d+")
+_IN_ONE_FILE = frozenset({"adapter_model"})  # peft reads one file, and no index
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Shard:
     """One file to be.
 
     Attributes:
-        path: its name.
+        path: its name, with the folder that it lies in.
         specs: its tensors, in the order of their bytes: wide elements first, so that each is aligned.
         metadata: of its header.
     """
@@ -57,6 +59,11 @@ class Shard:
     path: str
     specs: tuple[TensorSpec, ...]
     metadata: Mapping[str, str]
+
+    @cached_property
+    def name(self) -> str:
+        """Its path without the folder, as an index names it."""
+        return self.path.rpartition("/")[2]
 
     @cached_property
     def header(self) -> bytes:
@@ -77,11 +84,15 @@ class ShardPlan:
         shards: in the order of their numbers.
         variant: whose names they carry, or None.
         oversized: tensors that alone exceed the bound; each has a shard of its own.
+        stem: with which their names begin, such as "model".
+        folder: that they lie in; "" is the root.
     """
 
     shards: tuple[Shard, ...]
     variant: str | None
     oversized: tuple[str, ...]
+    stem: str = MODEL
+    folder: str = ""
 
     @cached_property
     def nbytes(self) -> int:
@@ -90,8 +101,17 @@ class ShardPlan:
 
     @property
     def index_path(self) -> str | None:
-        """Name of the index, or None where a lone shard needs none."""
-        return index_name(self.variant) if len(self.shards) > 1 else None
+        """Path of the index, or None where a lone shard needs none."""
+        return self.path_of(index_name(self.variant, stem=self.stem)) if len(self.shards) > 1 else None
+
+    def path_of(self, name: str) -> str:
+        """The path of a file of its folder."""
+        return _within(self.folder, name)
+
+    def replaces(self, path: str) -> bool:
+        """Whether a file is one that these files take the place of: weights of that folder, stem and variant."""
+        folder, _, name = path.rpartition("/")
+        return folder == self.folder and is_weight_file(name, variant=self.variant, stem=self.stem)
 
     def index(self, *, total_parameters: int | None = None) -> bytes:
         """The bytes of the index.
@@ -101,7 +121,7 @@ class ShardPlan:
         """
         if total_parameters is None:
             total_parameters = sum(spec.numel for shard in self.shards for spec in shard.specs)
-        weight_map = {spec.name: shard.path for shard in self.shards for spec in shard.specs}
+        weight_map = {spec.name: shard.name for shard in self.shards for spec in shard.specs}
         metadata: dict[str, object] = {
             "total_parameters": total_parameters,
             "total_size": self.nbytes - sum(len(shard.header) for shard in self.shards),
@@ -109,6 +129,11 @@ class ShardPlan:
         for shard in self.shards:
             metadata |= aliases_in(shard.metadata, weight_map)
         return encode_index(weight_map, metadata)
+
+
+def bound_of(stem: str, max_shard_bytes: int) -> int:
+    """How large a file of this stem may be, where `max_shard_bytes` was asked for (bytes)."""
+    return MAX_FILE_BYTES if stem in _IN_ONE_FILE else max_shard_bytes
 
 
 def natural_key(name: str) -> str:
@@ -129,11 +154,14 @@ def plan_shards(
     variant: str | None = None,
     aliases: Mapping[str, str] | None = None,
     metadata: Mapping[str, str] | None = None,
+    stem: str = MODEL,
+    folder: str = "",
 ) -> ShardPlan:
     """Distribute tensors over files of at most `max_shard_bytes`, header included.
 
     Tensors are taken in natural order of their names, whatever order they come in, so that the same tensors give the
-    same bytes, and neighbouring layers share a file. A tensor that is larger than the bound gets a file of its own.
+    same bytes, and neighbouring layers share a file. A tensor that is larger than the bound gets a file of its own. An
+    adapter of peft is one file, whatever its size.
 
     Args:
         specs: what to store.
@@ -141,6 +169,8 @@ def plan_shards(
         variant: as in `model.fp16.safetensors`.
         aliases: further names of tensors in `specs`, alias to stored name; kept in the header's metadata.
         metadata: for every header; `{"format": "pt"}`, which loaders ask for, is added.
+        stem: with which the names begin, one of `names.STEMS`.
+        folder: that the files are to lie in; "" is the root.
 
     Raises:
         FormatError: nothing to store, a name that stands twice or is reserved, an unknown dtype, a file over the Hub's
@@ -156,15 +186,26 @@ def plan_shards(
     aliases_of: dict[str, dict[str, str]] = {}
     for alias, name in sorted(aliases.items()):
         aliases_of.setdefault(name, {})[alias] = name
-    groups = list(_groups(ordered, max_shard_bytes, common, aliases_of))
+    bound = bound_of(stem, max_shard_bytes)
+    groups = list(_groups(ordered, bound, common, aliases_of))
+    if stem in _IN_ONE_FILE and len(groups) > 1:
+        raise FormatError(f"the tensors are too many, or too large, for one file, and peft reads but one {stem}")
     shards = []
     for number, group in enumerate(groups, start=1):
         own = _own_aliases(group, aliases_of) if aliases_of else {}
         in_file = tuple(sorted(group, key=lambda spec: -DTYPE_BITS[spec.dtype]))
-        shards.append(Shard(shard_name(number, len(groups), variant=variant), in_file, own | common))
+        name = shard_name(number, len(groups), variant=variant, stem=stem)
+        shards.append(Shard(_within(folder, name), in_file, own | common))
+    return ShardPlan(tuple(shards), variant, _oversized(shards, bound), stem, folder)
+
+
+def _oversized(shards: Sequence[Shard], max_shard_bytes: int) -> tuple[str, ...]:
     alone = (shard for shard in shards if len(shard.specs) == 1)
-    oversized = tuple(shard.specs[0].name for shard in alone if shard.nbytes > max_shard_bytes)
-    return ShardPlan(tuple(shards), variant, oversized)
+    return tuple(shard.specs[0].name for shard in alone if shard.nbytes > max_shard_bytes)
+
+
+def _within(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
 
 
 def _own_aliases(specs: Sequence[TensorSpec], aliases_of: Mapping[str, Mapping[str, str]]) -> dict[str, str]:

@@ -9,6 +9,8 @@ from pathlib import PurePosixPath
 from hubshard.errors import FormatError, IncompleteError, NotFoundError, UnsafeFormatError
 from hubshard.messages import listed
 from hubshard.names import (
+    MODEL,
+    STEMS,
     check_variant,
     index_name,
     index_names,
@@ -18,11 +20,13 @@ from hubshard.names import (
     is_training_folder,
     parse_weight_name,
     shard_name,
+    stem_of,
+    variant_of,
 )
 from hubshard.paths import check_plain_path
 from hubshard.protocols import Entry
 
-__all__ = ["WeightFiles", "checkpoint_folders", "find_weight_files"]
+__all__ = ["WeightFiles", "checkpoint_folders", "find_weight_files", "prefers_index"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,11 @@ def checkpoint_folders(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def prefers_index(stem: str) -> bool:
+    """Whether the loaders of `stem` take its index where a single file lies beside it; those of transformers do not."""
+    return stem == "diffusion_pytorch_model"
+
+
 def _is_aside(folder: str) -> bool:
     return folder.startswith(".") or folder == "__pycache__" or is_training_folder(folder)
 
@@ -66,7 +75,9 @@ def _is_aside(folder: str) -> bool:
 def find_weight_files(
     entries: Mapping[str, Entry], *, folder: str, path: str | None, variant: str | None
 ) -> WeightFiles:
-    """The checkpoint in `folder`, chosen as transformers does: a single file goes before an index.
+    """The checkpoint in `folder`, chosen as its loaders do: a single file goes before an index, but in diffusers.
+
+    Of several stems, the first of `names.STEMS` counts: a model goes before an adapter that lies beside it.
 
     Args:
         entries: the files of the revision, by path.
@@ -86,14 +97,22 @@ def find_weight_files(
     if path is not None:
         return _given(prefix, names, path)
     here = {name for name in names if "/" not in name}
-    single = shard_name(1, 1, variant=variant)
-    indexes = [name for name in index_names(variant) if name in here]
-    if single in here:
+    stem = _stem(here, variant)
+    single = shard_name(1, 1, variant=variant, stem=stem)
+    indexes = [name for name in index_names(variant, stem=stem) if name in here]
+    if single in here and not (indexes and prefers_index(stem)):
         notes = tuple(f"{prefix}{single} was taken, as transformers does, and not {prefix}{name}" for name in indexes)
         return WeightFiles(prefix + single, is_index=False, notes=notes)
     if indexes:
-        return WeightFiles(prefix + indexes[0], is_index=True)
-    return _other_name(prefix, sorted(names), variant)
+        notes = (f"{prefix}{indexes[0]} was taken, as diffusers does, and not {prefix}{single}",)
+        return WeightFiles(prefix + indexes[0], is_index=True, notes=notes if single in here else ())
+    return _other_name(prefix, sorted(names), variant, stem)
+
+
+def _stem(names: Iterable[str], variant: str | None) -> str:
+    stems = {name: stem for name in names if (stem := stem_of(name))}
+    there = {stem for name, stem in stems.items() if variant_of(name) == variant} or set(stems.values())
+    return next((stem for stem in STEMS if stem in there), MODEL)
 
 
 def _given(prefix: str, names: Sequence[str], path: str) -> WeightFiles:
@@ -103,7 +122,7 @@ def _given(prefix: str, names: Sequence[str], path: str) -> WeightFiles:
     return WeightFiles(prefix + path, is_index=path.endswith(".json"))
 
 
-def _other_name(prefix: str, names: Sequence[str], variant: str | None) -> WeightFiles:
+def _other_name(prefix: str, names: Sequence[str], variant: str | None, stem: str) -> WeightFiles:
     # no usual name: one checkpoint of another name is taken, two are not chosen between
     here = [name for name in names if "/" not in name]
     weights = [name for name in here if name.endswith(".safetensors")]
@@ -111,12 +130,13 @@ def _other_name(prefix: str, names: Sequence[str], variant: str | None) -> Weigh
     numbered = [name for name in weights if is_numbered(name)]
     if numbered and not indexes:
         raise IncompleteError(
-            f"{_place(prefix)} holds shards ({listed(numbered)}), but no {index_name(variant)} to say what is in them",
+            f"{_place(prefix)} holds shards ({listed(numbered)}), but no {index_name(variant, stem=stem)} to say what "
+            "is in them",
             hint="fetch or publish it whole again: the index is its last file",
         )
-    found = [name for name in indexes + weights if name not in numbered and not name.startswith("model.")]
+    found = [name for name in indexes + weights if not (name in numbered or name.startswith("model.") or stem_of(name))]
     if variant is not None or not found:
-        raise _nothing(prefix, names, variant)
+        raise _nothing(prefix, names, variant, stem)
     if len(found) > 1:
         raise FormatError(
             f"{_place(prefix)} holds several checkpoints, none with the usual name: {listed(found)}",
@@ -126,9 +146,9 @@ def _other_name(prefix: str, names: Sequence[str], variant: str | None) -> Weigh
     return WeightFiles(prefix + found[0], is_index=found[0].endswith(".json"), notes=(note,))
 
 
-def _nothing(prefix: str, names: Sequence[str], variant: str | None) -> FormatError | NotFoundError:
+def _nothing(prefix: str, names: Sequence[str], variant: str | None, stem: str) -> FormatError | NotFoundError:
     here = [name for name in names if "/" not in name]
-    looked_for = f"{shard_name(1, 1, variant=variant)} and {index_name(variant)}"
+    looked_for = f"{shard_name(1, 1, variant=variant, stem=stem)} and {index_name(variant, stem=stem)}"
     pickled = [name for name in here if is_pickled(name)]
     if pickled and not any(name.endswith(".safetensors") for name in here):
         return UnsafeFormatError(
@@ -138,9 +158,12 @@ def _nothing(prefix: str, names: Sequence[str], variant: str | None) -> FormatEr
         )
     weights = [name for name in names if name.endswith(".safetensors") or _is_index(name)]
     others = [name for name in weights if "/" not in name]
+    folders = [folder for folder in checkpoint_folders(names) if folder]
     hint = None
     if others:
         hint = f"there are the weights {listed(others)}: name their variant or path"
+    elif folders:
+        hint = f"there are checkpoints in folders of it, {listed(folders)}: name one of them as the subfolder"
     elif weights:
         hint = f"there are weights in folders of it: {listed(weights)}: name their folder"
     return NotFoundError(f"{_place(prefix)} holds no {looked_for}; {_there(here, names)}", hint=hint)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hubshard.errors import FormatError
 from hubshard.names import (
+    STEMS,
     check_variant,
     index_name,
     index_names,
@@ -17,6 +18,7 @@ from hubshard.names import (
     is_weight_file,
     parse_weight_name,
     shard_name,
+    stem_of,
     variant_of,
 )
 
@@ -57,6 +59,41 @@ def test_a_publish_replaces_the_weight_files_of_its_own_variant_alone(name: str,
         assert not is_weight_file(name, variant=other)
 
 
+@pytest.mark.parametrize("stem", ["diffusion_pytorch_model", "adapter_model"])
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("{}.safetensors", None),
+        ("{}-00001-of-00002.safetensors", None),
+        ("{}.safetensors.index.json", None),
+        ("{}.bin", None),
+        ("{}-00001-of-00002.bin", None),
+        ("{}.bin.index.json", None),
+        ("{}.fp16.safetensors", "fp16"),
+        ("{}.fp16-00001-of-00002.safetensors", "fp16"),
+        ("{}.safetensors.index.fp16.json", "fp16"),
+        ("{}.fp16.bin", "fp16"),
+    ],
+)
+def test_a_publish_of_another_stem_replaces_its_own_and_their_pickles(
+    stem: str, name: str, variant: str | None
+) -> None:
+    name = name.format(stem)
+    assert is_weight_file(name, variant=variant, stem=stem)
+    assert variant_of(name) == variant
+    assert stem_of(name) == (None if ".bin" in name else stem)
+    assert [other for other in STEMS if is_weight_file(name, variant=variant, stem=other)] == [stem]
+    assert not any(is_weight_file(name, variant=other, stem=stem) for other in {None, "fp16", "bf16"} - {variant})
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "pytorch_model.bin", "consolidated.safetensors", "x.safetensors"]
+)
+@pytest.mark.parametrize("stem", ["diffusion_pytorch_model", "adapter_model"])
+def test_a_publish_of_another_stem_leaves_models_alone(name: str, stem: str) -> None:
+    assert not is_weight_file(name, variant=None, stem=stem)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -93,16 +130,18 @@ def test_a_publish_never_replaces_anything_else(name: str) -> None:
     assert not any(is_weight_file(name, variant=variant) for variant in (None, "fp16", "a", "b", "fp8", "bak"))
 
 
-@given(VARIANTS | st.none(), st.integers(1, 200_000), st.integers(1, 200_000))
+@given(VARIANTS | st.none(), st.integers(1, 200_000), st.integers(1, 200_000), st.sampled_from(STEMS))
 @settings(max_examples=100, deadline=None)
-def test_names_that_are_written_are_read_as_what_they_are(variant: str | None, number: int, count: int) -> None:
+def test_names_that_are_written_are_read_as_what_they_are(
+    variant: str | None, number: int, count: int, stem: str
+) -> None:
     try:
         check_variant(variant)
     except FormatError:
         return
-    names = {shard_name(min(number, count), count, variant=variant), index_name(variant)}
-    assert {variant_of(name) for name in names} == {variant}
-    assert all(is_weight_file(name, variant=variant) for name in names)
+    names = {shard_name(min(number, count), count, variant=variant, stem=stem), index_name(variant, stem=stem)}
+    assert {(stem_of(name), variant_of(name)) for name in names} == {(stem, variant)}
+    assert all(is_weight_file(name, variant=variant, stem=stem) for name in names)
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,39 @@ def test_files_and_index_are_named_for_count_and_variant() -> None:
     assert two.index_path == "model.safetensors.index.fp16.json"
 
 
+@pytest.mark.parametrize("variant", [None, "fp16"])
+def test_stem_and_folder_are_in_every_path_and_change_no_byte(variant: str | None) -> None:
+    specs = [TensorSpec(f"w{n}", "U8", (300,)) for n in range(4)]
+    plain = plan_shards(specs, max_shard_bytes=800, variant=variant)
+    plan = plan_shards(specs, max_shard_bytes=800, variant=variant, stem="diffusion_pytorch_model", folder="unet")
+    assert [shard.path for shard in plan.shards] == [
+        shard.path.replace("model", "unet/diffusion_pytorch_model") for shard in plain.shards
+    ]
+    assert plain.index_path is not None
+    assert plan.index_path == plain.index_path.replace("model", "unet/diffusion_pytorch_model")
+    assert [shard.header for shard in plan.shards] == [shard.header for shard in plain.shards]
+    assert plan.index() == plain.index().replace(b"model", b"diffusion_pytorch_model")
+    assert plan.path_of("config.json") == "unet/config.json"
+
+
+def test_files_of_the_same_folder_stem_and_variant_are_replaced() -> None:
+    plan = plan_shards([TensorSpec("w", "U8", (1,))], max_shard_bytes=900, stem="adapter_model", folder="a/b")
+    paths = ["a/b/adapter_model.bin", "a/b/adapter_model-1-of-2.safetensors", "a/b/adapter_model.safetensors"]
+    others = ["adapter_model.bin", "b/adapter_model.bin", "a/b/c/adapter_model.bin", "a/b/model.safetensors"]
+    others += ["a/b/adapter_model.fp16.safetensors", "a/b/adapter_config.json"]
+    assert [path for path in paths + others if plan.replaces(path)] == paths
+
+
+def test_an_adapter_is_one_file_whatever_the_bound() -> None:
+    specs = [TensorSpec(f"w{n}", "U8", (300,)) for n in range(4)]
+    plan = plan_shards(specs, max_shard_bytes=400, stem="adapter_model")
+    assert [shard.path for shard in plan.shards] == ["adapter_model.safetensors"]
+    assert plan.oversized == ()
+    huge = [TensorSpec(f"w{n}", "U8", (MAX_FILE_BYTES * 2 // 3,)) for n in range(2)]
+    with pytest.raises(FormatError, match="peft reads but one adapter_model"):
+        plan_shards(huge, max_shard_bytes=10**9, stem="adapter_model")
+
+
 def test_a_tensor_over_the_bound_has_its_own_shard_and_is_named() -> None:
     specs = [TensorSpec("a", "U8", (10,)), TensorSpec("b", "U8", (5000,)), TensorSpec("c", "U8", (10,))]
     plan = plan_shards(specs, max_shard_bytes=1000)

@@ -44,6 +44,21 @@ def test_a_variant_is_found_under_each_of_its_names(name: str, is_index: bool) -
     assert find("model.safetensors", INDEX, *SHARDS, name, variant="fp16") == WeightFiles(name, is_index)
 
 
+@pytest.mark.parametrize("stem", ["diffusion_pytorch_model", "adapter_model"])
+@pytest.mark.parametrize("name", ["{}.safetensors", "{}.safetensors.index.json"])
+def test_names_of_diffusers_and_peft_are_usual_ones(stem: str, name: str) -> None:
+    name = name.format(stem)
+    beside = (f"{stem}.bin", f"{stem}.fp16.safetensors", "weights.safetensors", "config.json")
+    assert find(name, *beside) == WeightFiles(name, is_index=name.endswith(".json"))
+    fp16 = f"{stem}.fp16.safetensors"
+    assert find(name, *beside, variant="fp16") == WeightFiles(fp16, is_index=False)
+    assert find("model.safetensors", name) == WeightFiles("model.safetensors", is_index=False)
+
+
+def test_an_adapter_beside_the_weights_of_diffusers_is_not_the_checkpoint() -> None:
+    assert find("adapter_model.safetensors", "diffusion_pytorch_model.safetensors").path.startswith("diffusion")
+
+
 def test_a_folder_is_searched_alone() -> None:
     found = find("model.safetensors", "unet/model.safetensors", "unet/x/model.safetensors", folder="unet/")
     assert found.path == "unet/model.safetensors"
@@ -74,6 +89,10 @@ def test_a_path_is_taken_as_it_is() -> None:
         (("a.safetensors", "b.safetensors"), {}, FormatError, "a.safetensors, b.safetensors"),
         (SHARDS, {}, IncompleteError, f"no {INDEX}"),
         ((*SHARDS, "adapter_model.safetensors"), {}, IncompleteError, f"no {INDEX}"),
+        (("diffusion_pytorch_model-1-of-2.safetensors",), {}, IncompleteError, f"no diffusion_pytorch_{INDEX}"),
+        (("adapter_model.fp16.safetensors",), {}, NotFoundError, "holds no adapter_model.safetensors"),
+        (("adapter_model.safetensors",), {"variant": "fp16"}, NotFoundError, "adapter_model.fp16.safetensors"),
+        (("diffusion_pytorch_model.bin",), {}, UnsafeFormatError, "diffusion_pytorch_model.bin"),
         (("model-00000-of-00001.safetensors",), {}, IncompleteError, f"no {INDEX}"),
         (("pytorch_model.bin", "README.md"), {}, UnsafeFormatError, "pytorch_model.bin"),
         (("consolidated.00.pth",), {}, UnsafeFormatError, "consolidated.00.pth"),
