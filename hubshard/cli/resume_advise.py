@@ -3,44 +3,54 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
-from itertools import pairwise
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from hubshard.cli.common import Json, Token, a_path, can_show, echo_json, interruptible
 from hubshard.errors import FormatError, StoreError
+from hubshard.messages import counted
+from hubshard.sizes import format_size
 from hubshard.steps.intervals import Advice, IntervalCost, format_seconds, seconds_of
 from hubshard.steps.intervals import advise as find
-
-if TYPE_CHECKING:
-    from hubshard.steps.branch_look import StepSummary
+from hubshard.steps.save_cost import Measured, measured
 
 __all__ = ["advise"]
 
 _BAR_CHARACTERS = 30
 _MARKS, _PLAIN_MARKS = "█░…", "#.+"
 _MOST_TIMES_BEST = 4.0
+_LEAST_SECONDS = 0.001  # commits tell no less
 
 
 @interruptible("nothing was written.")
 def advise(
-    cost: Annotated[str, typer.Argument(help="Time that a save takes from the training: 1.5, 800ms, 2m.")],
+    cost: Annotated[
+        str | None,
+        typer.Argument(help="Time that a save takes from the training: 1.5, 800ms, 2m; --repo may tell it."),
+    ] = None,
     *,
     mtbf: Annotated[str, typer.Option(help="Mean time between failures of the whole job: 4h, 30m, 2d.")],
     step_seconds: Annotated[
         float | None, typer.Option(help="Time of a training step (s): intervals are then whole steps.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of the run: what it costs in all.")] = None,
-    restart: Annotated[str, typer.Option(help="Time from a failure to the first new step: 5m.")] = "0",
+    restart: Annotated[
+        str | None, typer.Option(help="Time from a failure to the first new step: 5m; 0 by default.")
+    ] = None,
     delay: Annotated[
-        str, typer.Option(help="Time until a save is safe, while the training goes on: on the disk, or on the Hub.")
-    ] = "0",
+        str | None,
+        typer.Option(
+            help="Time until a save is safe, while the training goes on: on the disk, or on the Hub. "
+            "0 by default; with --repo what was measured until it was on the disk."
+        ),
+    ] = None,
     repo: Annotated[
-        str | None, typer.Option(help="org/name[@branch]: take the time of a step from when its steps were saved.")
+        str | None,
+        typer.Option(help="org/name[@branch]: take what is not given from the commits of its steps."),
     ] = None,
     html: Annotated[
         Path | None, typer.Option(parser=a_path, metavar="FILE", help="Write a page with a chart as well.")
@@ -48,26 +58,43 @@ def advise(
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Weigh what saving costs against what failures lose. A table and a chart, best marked (Young 1974, Daly 2006)."""
-    if repo is not None and step_seconds is None:
-        step_seconds = _seconds_per_step(repo, token)
+    """Weigh what saving costs against what failures lose. A table and a chart, best marked (Young 1974, Daly 2006).
+
+    A run tells in the commit of each step how long its save held the training up, and how long it took to the disk and
+    to the Hub.
+    """
+    found = None if repo is None else _measured(repo, token, needs_step=step_seconds is None)
+    figures = _figures(cost, delay, restart, step_seconds, found)
     advice = find(
-        cost_seconds=_seconds(cost),
+        cost_seconds=figures["cost"].seconds,
         mtbf_seconds=_seconds(mtbf),
-        restart_seconds=_seconds(restart),
-        delay_seconds=_seconds(delay),
-        step_seconds=step_seconds,
+        restart_seconds=figures["restart"].seconds,
+        delay_seconds=figures["delay"].seconds,
+        step_seconds=figures["step"].seconds if "step" in figures else None,
         steps=steps,
     )
     columns, rows = _table(advice)
+    notes = _notes(advice, figures, found)
     if html is not None:
-        _write_page(html, advice, columns, rows)
+        _write_page(html, advice, columns, rows, " ".join(notes))
     if as_json:
-        echo_json(_record(advice))
+        sources = {f"{name}_seconds": figure.source for name, figure in figures.items()}
+        echo_json({**_record(advice), "sources": sources, "measured": found and asdict(found)})
     else:
-        _print(advice, columns, rows)
+        _print(advice, columns, rows, notes)
         if html is not None:
             typer.echo(html)
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    # a number of the advice, and where it is from
+    seconds: float
+    source: Literal["given", "measured", "dates", "assumed"]
+
+    @property
+    def note(self) -> str:
+        return {"measured": " (measured)", "dates": " (from the dates of the commits)"}.get(self.source, "")
 
 
 def _seconds(text: str) -> float:
@@ -78,25 +105,41 @@ def _seconds(text: str) -> float:
         return seconds_of(text)
 
 
-def _seconds_per_step(repo: str, token: str | None) -> float:
+def _measured(repo: str, token: str | None, *, needs_step: bool) -> Measured:
     from hubshard.cli.resume import branch_of
 
-    summaries = branch_of(repo, None, token).steps()
-    dated = [found for found in summaries if found.saved_at is not None]
-    found = [_pace(before, after) for before, after in pairwise(dated)]
-    paces = [pace for pace in found if pace is not None]
-    if not paces:
+    saves = branch_of(repo, None, token).past_saves()
+    found = measured(saves)
+    if needs_step and found.step_seconds is None and found.cost is None:
         raise FormatError(
-            f"{repo}: its steps do not tell how long one takes: {len(dated)} of {len(summaries)} have a date",
+            f"{repo}: its commits do not tell how long a step takes: {found.dates} of {len(saves)} have a date",
             hint="give --step-seconds",
         )
-    return median(paces)
+    return found
 
 
-def _pace(before: StepSummary, after: StepSummary) -> float | None:
-    if before.saved_at is None or after.saved_at is None or after.saved_at <= before.saved_at:
-        return None
-    return (after.saved_at - before.saved_at).total_seconds() / (after.step - before.step)
+def _figures(
+    cost: str | None, delay: str | None, restart: str | None, step_seconds: float | None, found: Measured | None
+) -> dict[str, _Figure]:
+    """What is given, else what was measured, else what is assumed."""
+    costs = None if found is None else found.cost
+    if cost is None and costs is None:
+        told = "is not given" if found is None else "is told by none of the commits"
+        raise FormatError(f"what a save takes {told}", hint="give it first, such as 1.5 or 800ms")
+    known = {
+        "cost": None if costs is None else _Figure(max(_LEAST_SECONDS, costs.stall_seconds), "measured"),
+        "delay": _Figure(0.0, "assumed") if costs is None else _Figure(costs.write_seconds, "measured"),
+        "restart": _Figure(0.0, "assumed"),
+        "step": None if found is None or found.step_seconds is None else _Figure(found.step_seconds, "dates"),
+    }
+    given = {
+        "cost": None if cost is None else _seconds(cost),
+        "delay": None if delay is None else _seconds(delay),
+        "restart": None if restart is None else _seconds(restart),
+        "step": step_seconds,
+    }
+    chosen = {name: known[name] if value is None else _Figure(value, "given") for name, value in given.items()}
+    return {name: figure for name, figure in chosen.items() if figure is not None}
 
 
 def _table(advice: Advice) -> tuple[list[str], list[list[str]]]:
@@ -141,21 +184,32 @@ def _said(advice: Advice) -> str:
     return f"Save every {format_seconds(best.interval_seconds)}{steps}: an overhead of {_percent(best.overhead)}"
 
 
-def _notes(advice: Advice) -> str:
+def _notes(advice: Advice, figures: Mapping[str, _Figure], found: Measured | None) -> list[str]:
+    """What the advice stands on, in sentences."""
     told = [
-        f"a save takes {format_seconds(advice.cost_seconds)}",
+        f"a save takes {format_seconds(advice.cost_seconds)}{figures['cost'].note}",
         f"a failure is expected every {format_seconds(advice.mtbf_seconds)}",
     ]
     if advice.delay_seconds:
-        told.append(f"a save is safe after {format_seconds(advice.delay_seconds)}")
+        told.append(f"a save is safe after {format_seconds(advice.delay_seconds)}{figures['delay'].note}")
     if advice.restart_seconds:
         told.append(f"beginning again takes {format_seconds(advice.restart_seconds)}")
     if advice.step_seconds is not None:
-        told.append(f"a step takes {format_seconds(advice.step_seconds)}")
-    return f"Where {', '.join(told)}."
+        told.append(f"a step takes {format_seconds(advice.step_seconds)}{figures['step'].note}")
+    notes = [f"Where {', '.join(told)}."]
+    if found is not None and found.cost is not None:
+        hub_seconds = found.cost.write_seconds + found.cost.push_seconds
+        notes.append(
+            f"Measured: medians of {counted(found.saves, 'save')}, of {format_size(found.cost.nbytes)}. A save was on "
+            f"the disk after {format_seconds(found.cost.write_seconds)}, on the Hub after {format_seconds(hub_seconds)}"
+            ": give that as --delay where a failure takes the disk along."
+        )
+    assumed = {"delay": "a save is safe at once (--delay)", "restart": "beginning again takes no time (--restart)"}
+    names = [what for name, what in assumed.items() if figures[name].source == "assumed"]
+    return [*notes, f"Assumed: {', '.join(names)}."] if names else notes
 
 
-def _print(advice: Advice, columns: list[str], rows: list[list[str]]) -> None:
+def _print(advice: Advice, columns: list[str], rows: list[list[str]], notes: list[str]) -> None:
     from hubshard.cli.tables import print_table
 
     marks = _MARKS if can_show(_MARKS) else _PLAIN_MARKS
@@ -163,7 +217,8 @@ def _print(advice: Advice, columns: list[str], rows: list[list[str]]) -> None:
     heading = f"{marks[0]} saving {marks[1]} work lost"
     print_table([*columns, heading], [[*cells, bar] for cells, bar in zip(rows, bars, strict=True)])
     typer.echo(_said(advice))
-    typer.echo(_notes(advice))
+    for note in notes:
+        typer.echo(note)
 
 
 def _record(advice: Advice) -> dict[str, object]:
@@ -173,12 +228,10 @@ def _record(advice: Advice) -> dict[str, object]:
     return {**asdict(advice), "rows": [finite(row) for row in advice.rows], "best": finite(advice.best)}
 
 
-def _write_page(path: Path, advice: Advice, columns: list[str], rows: list[list[str]]) -> None:
+def _write_page(path: Path, advice: Advice, columns: list[str], rows: list[list[str]], notes: str) -> None:
     from hubshard.cli.advise_page import page
 
     try:
-        path.write_text(
-            page(advice, columns=columns, rows=rows, said=_said(advice), notes=_notes(advice)), encoding="utf-8"
-        )
+        path.write_text(page(advice, columns=columns, rows=rows, said=_said(advice), notes=notes), encoding="utf-8")
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror}", hint="name another file for --html") from error

@@ -53,9 +53,9 @@ class ResumeBranch:
                     break
 
     `save` copies the state of this rank into memory that it keeps, and returns. A thread writes the copy to the local
-    folder and makes it durable; another sends it to the Hub, where one commit by rank 0 shows the step, and removes the
-    steps past the retention. A slow Hub holds up neither the training nor the saves to the disk: of the steps that wait
-    for it, the newest is sent, and those that stay for good.
+    folder and makes it durable; another sends it to the Hub, where one commit by rank 0 shows the step, tells in its
+    message what the save cost, and removes the steps past the retention. A slow Hub holds up neither the training nor
+    the saves to the disk: of the steps that wait for it, the newest is sent, and those that stay for good.
 
     What fails in the background is raised by the next `save` (which first sets out on the new step), `should_save` (in
     a run of one process), `wait` or `close`. The local step is not lost by a push that failed, and the next save pushes

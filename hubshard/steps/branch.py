@@ -16,6 +16,7 @@ from hubshard.steps.freeing import Freed
 from hubshard.steps.places import OpenStep
 from hubshard.steps.pulling import pull_step
 from hubshard.steps.retention import Retention
+from hubshard.steps.save_cost import PastSave
 from hubshard.steps.step import MANIFEST_NAME, step_folder
 from hubshard.store.patience import Patience
 
@@ -104,6 +105,17 @@ class StepBranch:
         """
         with operation("look", self.where, self._on_event) as op:
             return self._look(op).summaries()
+
+    def past_saves(self) -> list[PastSave]:
+        """What the history tells of the last saves, oldest first; those of steps that were removed since too.
+
+        Of the newest 200 commits; nothing of what a squash has dropped. No file is read.
+
+        Raises:
+            NotFoundError: no such repo or branch.
+        """
+        with operation("look", self.where, self._on_event) as op:
+            return self._look(op).past_saves()
 
     def show(self, step: int | None = None) -> OpenStep:
         """What is in a step: its tensors, scalars and files.

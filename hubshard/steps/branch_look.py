@@ -19,6 +19,7 @@ from hubshard.protocols import Buffer, Revision
 from hubshard.steps.checking import FileCheck
 from hubshard.steps.freeing import Freed, free_storage, unneeded_files
 from hubshard.steps.places import BranchPlace, OpenStep, find_step, no_branch
+from hubshard.steps.save_cost import PastSave, cost_in, step_in, step_title
 from hubshard.steps.step import MANIFEST_NAME, NewerVersionError, StepFile, step_folder, step_number
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ __all__ = ["BranchLook", "StepProblem", "StepSummary", "named"]
 
 _WORKERS = 8
 _SQUASHED = "Squash the history of the steps"
-_MOST_COMMITS = 200  # looked at for a squash
+_MOST_COMMITS = 200  # of a history that are looked at
 _OF_THE_REPO = {".gitattributes", "README.md"}
 
 
@@ -108,7 +109,9 @@ class BranchLook:
         changes = self._storage.last_changes(self.at.commit, list(manifests.values()))
         made = {step: changes.get(path) for step, path in manifests.items()}
         saved = {
-            step: change.date for step, change in made.items() if change is not None and change.title == _title(step)
+            step: change.date
+            for step, change in made.items()
+            if change is not None and change.title == step_title(step)
         }
         work = partial(self._summary, saved=saved)
         return list(run(steps, cost=lambda _: 1, work=work, budget_bytes=len(steps) + 1, workers=_WORKERS))
@@ -122,6 +125,12 @@ class BranchLook:
         except (NotFoundError, IncompleteError, IntegrityError, FormatError) as error:
             world_size, problem, is_newer = None, error.message, isinstance(error, NewerVersionError)
         return StepSummary(step, world_size, nbytes, len(names), problem, saved.get(step), is_newer)
+
+    def past_saves(self) -> list[PastSave]:
+        """The saves of which the newest commits tell, oldest first."""
+        changes = list(islice(self._storage.history(self.at.commit), _MOST_COMMITS))
+        steps = [(step_in(change.title), change) for change in reversed(changes)]
+        return [PastSave(step, change.date, cost_in(change.message)) for step, change in steps if step is not None]
 
     def problems(self, opened: OpenStep) -> list[StepProblem]:
         """Read every file of a step."""
@@ -194,10 +203,6 @@ class BranchLook:
             self.at = self._head()
             self._op.tell("squash", self._branch, 0, self.at.commit)
         return free_storage(self._storage, ref=ref, op=self._op)
-
-
-def _title(step: int) -> str:
-    return f"Step {step}"
 
 
 def named(steps: Collection[int]) -> str:

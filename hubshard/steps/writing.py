@@ -21,6 +21,7 @@ from hubshard.protocols import Buffer, Revision, Staged, Store
 from hubshard.sizes import READ_BYTES
 from hubshard.steps.parts import FileReceipt, Part, PlannedFile
 from hubshard.steps.places import BranchPlace
+from hubshard.steps.save_cost import SaveCost, step_message
 from hubshard.steps.step import MANIFEST_NAME, Step, StepFile, step_folder
 from hubshard.store.local_stage import check_free_space
 from hubshard.tensors import Box
@@ -286,7 +287,7 @@ def commit_step(
     raw: bytes,
     staged: Sequence[Staged],
     remove: Sequence[str] = (),
-    message: str | None = None,
+    cost: SaveCost | None = None,
 ) -> Revision:
     """Show a step on a branch: its files and its manifest, in one commit, on a head that nobody moved.
 
@@ -298,7 +299,7 @@ def commit_step(
         raw: its manifest.
         staged: its files.
         remove: files to delete in the same commit, such as those of steps past the retention.
-        message: None for one that names the step.
+        cost: of the save, for the message of the commit; None where it is not known.
 
     Raises:
         ConflictError: somebody else pushed to the branch.
@@ -310,6 +311,6 @@ def commit_step(
         parent=parent,
         add=[*staged, manifest],
         remove=remove,
-        message=message or f"Step {step.step}",
+        message=step_message(step.step, cost),
         publish_id=f"step-{step.step}-{uuid.uuid4().hex}",
     )

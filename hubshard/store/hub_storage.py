@@ -29,11 +29,13 @@ class Change:
     Attributes:
         commit: its id.
         title: for people.
+        message: the rest of what was said of it; "" where the Hub shows the title alone.
         date: when it was made; None where the Hub does not say.
     """
 
     commit: str
     title: str
+    message: str
     date: datetime | None
 
 
@@ -152,7 +154,8 @@ class HubStorage:
 
 
 def _change_of(item: Any) -> Change:
-    return Change(str(item["id"]), str(item.get("title", "")), _date_of(item.get("date")))
+    title, message = str(item.get("title", "")), str(item.get("message") or "")
+    return Change(str(item["id"]), title, message, _date_of(item.get("date")))
 
 
 def _last_change_of(item: Any) -> tuple[str, Change | None]:

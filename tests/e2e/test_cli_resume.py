@@ -17,6 +17,7 @@ import pytest
 from hubshard.steps.intervals import best_interval_seconds
 from hubshard.steps.parts import Part, merge, plan_files
 from hubshard.steps.places import LocalPlace
+from hubshard.steps.save_cost import SaveCost
 from hubshard.steps.step import encode_step, step_folder
 from hubshard.steps.writing import PieceStream, commit_step, stage_stream
 from hubshard.store.hub import HubStore
@@ -51,7 +52,7 @@ def store(hub: Hub, repo: str) -> HubStore:
     return made
 
 
-def save(store: HubStore, number: int, *, branch: str = "resume", repeat: int = 1) -> None:
+def save(store: HubStore, number: int, *, branch: str = "resume", cost: SaveCost | None = None) -> None:
     """Save a step of two ranks."""
     receipts, staged = [], []
     for rank in range(2):
@@ -65,7 +66,7 @@ def save(store: HubStore, number: int, *, branch: str = "resume", repeat: int = 
         staged.append(stage_stream(store, branch, stream, step=number))
         receipts.append(stream.receipt)
     step = merge(receipts, step=number, world_size=2, scalars={"epoch": 3}, paths={}, metadata={})
-    commit_step(store, branch, parent=store.head(branch), step=step, raw=encode_step(step), staged=staged)
+    commit_step(store, branch, parent=store.head(branch), step=step, raw=encode_step(step), staged=staged, cost=cost)
 
 
 def run(hub: Hub, *arguments: str | Path | int) -> subprocess.CompletedProcess[str]:
@@ -267,6 +268,7 @@ def test_advise_marks_the_best_interval_in_a_table_with_bars(hub: Hub) -> None:
     assert "░" in best
     assert "Save every 6 min 16 s (537 steps): an overhead of 2.68%" in text
     assert "a save takes 5 s, a failure is expected every 4 h, a step takes 0.7 s" in text
+    assert "Assumed: a save is safe at once (--delay), beginning again takes no time (--restart)." in text
 
 
 def test_advise_as_json_is_what_the_formula_says(hub: Hub) -> None:
@@ -292,7 +294,7 @@ def test_advise_takes_the_time_of_a_step_from_when_steps_were_saved(hub: Hub, re
     save(store, 10)
     done = run(hub, "advise", "5", "--mtbf", "4h", "--repo", repo)
     assert done.returncode == 1
-    assert "do not tell how long one takes: 1 of 1" in done.stderr
+    assert "do not tell how long a step takes: 1 of 1" in done.stderr
     assert "Hint: give --step-seconds" in done.stderr
     time.sleep(1.1)
     save(store, 12)
@@ -300,6 +302,40 @@ def test_advise_takes_the_time_of_a_step_from_when_steps_were_saved(hub: Hub, re
     apart = [float(one["saved_at"][17:].split("+")[0]) for one in found]
     taken = as_json(hub, "advise", "5", "--mtbf", "4h", "--repo", repo)["step_seconds"]
     assert taken == pytest.approx((apart[1] - apart[0]) % 60 / 2, abs=1e-3)
+    done = run(hub, "advise", "--mtbf", "4h", "--repo", repo)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "what a save takes is told by none of the commits" in done.stderr
+
+
+def test_advise_takes_what_is_not_given_from_the_commits_of_the_steps(
+    hub: Hub, repo: str, store: HubStore, tmp_path: Path
+) -> None:
+    save(store, 10)  # by a version that did not tell
+    for number, stall in ((20, 1.5), (30, 2.5), (40, 2.0)):
+        save(store, number, cost=SaveCost(stall, 30.0, 90.0, 4 * 10**9))
+    remove(store, *(f"{step_folder(20)}/{name}" for name in ("manifest.json",)), file_of(store, 20))
+    text = printed(hub, "advise", "--mtbf", "4h", "--repo", repo, "--step-seconds", "0.5")
+    assert "Where a save takes 2 s (measured), a failure is expected every 4 h, " in text
+    assert "a save is safe after 30 s (measured), a step takes 0.5 s." in text
+    assert "Measured: medians of 3 saves, of 4.00 GB. A save was on the disk after 30 s, on the Hub after 2 min" in text
+    assert text.splitlines()[-1] == "Assumed: beginning again takes no time (--restart)."
+    page = tmp_path / "advice.html"
+    found = as_json(hub, "advise", "--mtbf", "4h", "--repo", repo, "--step-seconds", "0.5", "--html", page)
+    assert (found["cost_seconds"], found["delay_seconds"], found["measured"]["cost"]["push_seconds"]) == (
+        2.0,
+        30.0,
+        90.0,
+    )
+    assert found["sources"] == {
+        "cost_seconds": "measured",
+        "delay_seconds": "measured",
+        "restart_seconds": "assumed",
+        "step_seconds": "given",
+    }
+    assert "Measured: medians of 3 saves" in page.read_text(encoding="utf-8")
+    found = as_json(hub, "advise", "7", "--mtbf", "4h", "--repo", repo, "--delay", "2m", "--restart", "0")
+    assert (found["cost_seconds"], found["delay_seconds"]) == (7.0, 120.0)
+    assert {found["sources"][f"{name}_seconds"] for name in ("cost", "delay", "restart")} == {"given"}
 
 
 @pytest.mark.parametrize(
@@ -308,6 +344,7 @@ def test_advise_takes_the_time_of_a_step_from_when_steps_were_saved(hub: Hub, re
         (["x", "--mtbf", "4h"], "'x' is not a duration"),
         (["5", "--mtbf", "0"], "between failures is 0.0, and must be positive"),
         (["0", "--mtbf", "4h"], "the cost of a save is 0.0"),
+        (["--mtbf", "4h"], "what a save takes is not given"),
         (["5", "--mtbf", "4h", "--html", "/there/is/no/such/place.html"], "cannot be written"),
     ],
 )

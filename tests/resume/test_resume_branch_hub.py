@@ -122,6 +122,36 @@ def test_each_step_is_one_commit_which_removes_those_past_the_retention(module_h
     _run(module_hub, code, "org/retention", tmp_path)
 
 
+def test_the_commit_of_a_step_tells_what_its_save_cost_and_its_bytes_do_not(module_hub: Hub, tmp_path: Path) -> None:
+    code = """
+    from huggingface_hub import HfApi
+    from hubshard.steps.save_cost import cost_in
+
+    def costs(name):
+        commits = HfApi().list_repo_commits(repo, revision=name)
+        return {commit.title: cost_in(commit.message) for commit in commits if commit.title.startswith("Step ")}
+
+    for number, name in enumerate(("first", "second")):
+        with run(name, branch=name) as branch:
+            for step in (1, 2):
+                branch.save(state(step), step)
+                branch.wait()
+        found = costs(name)
+        assert list(found) == ["Step 2", "Step 1"]
+        for step in (1, 2):
+            files = (tmp / name / step_folder(step)).glob("rank-*")
+            assert found[f"Step {step}"].nbytes == sum(path.stat().st_size for path in files)
+    for step in (1, 2):
+        one, two = ({path.name: path.read_bytes() for path in (tmp / name / step_folder(step)).iterdir()}
+                    for name in ("first", "second"))
+        assert one == two
+    saved(3, folder="first", repo=None)  # nobody knows any more what it cost when it is pushed
+    assert restored("first", branch="first") == 3
+    assert costs("first")["Step 3"] is None
+    """
+    _run(module_hub, code, "org/costs", tmp_path)
+
+
 def test_a_repo_that_is_not_there_is_made_private_and_a_public_one_is_warned_of_once(
     module_hub: Hub, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from hubshard.events import OnRetry, ignore_retry
 from hubshard.protocols import Revision, Staged
 from hubshard.steps.places import BranchPlace
 from hubshard.steps.retention import Retention
+from hubshard.steps.save_cost import SaveCost
 from hubshard.steps.step import MANIFEST_NAME, Step, step_folder
 from hubshard.steps.writing import check_newest, commit_step
 from hubshard.store.patience import Patience
@@ -98,7 +99,14 @@ class HubBranch:
         return [] if head is None else BranchPlace(self.store, head, self.where).steps()
 
     def commit(
-        self, step: Step, raw: bytes, staged: Sequence[Staged], *, retention: Retention, broken: Collection[int]
+        self,
+        step: Step,
+        raw: bytes,
+        staged: Sequence[Staged],
+        *,
+        cost: SaveCost | None,
+        retention: Retention,
+        broken: Collection[int],
     ) -> Revision:
         """Show a step, and remove those past the retention in the same commit.
 
@@ -106,6 +114,7 @@ class HubBranch:
             step: what is shown.
             raw: its manifest.
             staged: its files.
+            cost: of the save, for the message of the commit.
             retention: which of the others stay.
             broken: newer steps that the restore had to pass over: they go.
 
@@ -116,7 +125,7 @@ class HubBranch:
             self.look()
         for _ in range(_MOST_REBASES):
             try:
-                revision = self._commit(step, raw, staged, retention, broken)
+                revision = self._commit(step, raw, staged, cost, retention, broken)
             except ConflictError:
                 if not self._only_lost_steps():
                     raise
@@ -154,7 +163,13 @@ class HubBranch:
         self.on_retry(what, cause, wait_seconds)  # that of the operation which is under way
 
     def _commit(
-        self, step: Step, raw: bytes, staged: Sequence[Staged], retention: Retention, broken: Collection[int]
+        self,
+        step: Step,
+        raw: bytes,
+        staged: Sequence[Staged],
+        cost: SaveCost | None,
+        retention: Retention,
+        broken: Collection[int],
     ) -> Revision:
         place = self._place
         there: Collection[int] = () if place is None else place.steps()
@@ -167,7 +182,9 @@ class HubBranch:
             gone = [path for number in sorted({*dropped, step.step}) for path in place.files(number)]
             remove = [path for path in gone if path not in kept]
         parent = None if place is None else place.at
-        return commit_step(self.store, self.branch, parent=parent, step=step, raw=raw, staged=staged, remove=remove)
+        return commit_step(
+            self.store, self.branch, parent=parent, step=step, raw=raw, staged=staged, remove=remove, cost=cost
+        )
 
     def _only_lost_steps(self) -> bool:
         """Whether all that happened to the branch is that steps were removed, as pruning does; then look anew."""

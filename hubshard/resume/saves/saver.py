@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hubshard.events import Operation
@@ -16,6 +17,7 @@ from hubshard.resume.saves.push_queue import PushQueue
 from hubshard.resume.saves.saving import Written, push_step, write_step
 from hubshard.resume.saves.sending import OutOfTimeError, check_time
 from hubshard.steps.retention import Retention
+from hubshard.steps.save_cost import SaveCost
 from hubshard.steps.step import Step, encode_step, step_folder
 
 if TYPE_CHECKING:
@@ -111,10 +113,11 @@ class Saver:
         Args:
             snapshot: stays as it is until it is written.
             number: of the step.
-            began: when the save began, on the monotonic clock (seconds).
+            began: when the save began, on the monotonic clock (seconds); until now the training stood still.
             op: the save, as it tells of itself.
         """
-        self._writing.start(f"step {number} was not saved", lambda: self._write(snapshot, number, began, op))
+        stalled = time.monotonic() - began
+        self._writing.start(f"step {number} was not saved", lambda: self._write(snapshot, number, began, stalled, op))
 
     def remove(self, steps: Collection[int]) -> None:
         """Remove steps from the disk, by one of the ranks that share it, and from what is still to be pushed."""
@@ -150,7 +153,7 @@ class Saver:
         self._is_over.wait(seconds)
         check_time(self._is_over)
 
-    def _write(self, snapshot: Snapshot, number: int, began: float, op: Operation) -> None:
+    def _write(self, snapshot: Snapshot, number: int, began: float, stalled: float, op: Operation) -> None:
         try:
             written = write_step(
                 snapshot,
@@ -167,7 +170,11 @@ class Saver:
         except BaseException as error:
             _tell_failure(op, number, error)
             raise
-        self.last_seconds = time.monotonic() - began
+        now = time.monotonic()
+        self.last_seconds = now - began
+        if written.step is not None:
+            cost = SaveCost(stalled, self.last_seconds - stalled, 0.0, written.step.nbytes)
+            written = replace(written, cost=cost, since=now)
         if self._hub is None:
             op.end(step_folder(number))
         else:

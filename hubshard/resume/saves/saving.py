@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from hubshard.resume.saves.sending import Sending, check_time
 from hubshard.steps.canonical import decode
 from hubshard.steps.parts import FileReceipt, merge
 from hubshard.steps.retention import Retention
+from hubshard.steps.save_cost import SaveCost
 from hubshard.steps.step import Step, StepFile, encode_step
 from hubshard.steps.writing import PieceStream, prepare_folder, write_local, write_manifest
 
@@ -37,12 +39,16 @@ class Written:
         files: those that this rank sends to the Hub.
         step: all of it, and
         raw: its manifest: on rank 0 alone, else None and b"".
+        cost: of the save so far; None where it is not known.
+        since: when it was on the disk, on the monotonic clock (seconds).
     """
 
     number: int
     files: Sequence[StepFile]
     step: Step | None
     raw: bytes
+    cost: SaveCost | None = None
+    since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +172,8 @@ def push_step(
         if written.step is None:
             raise FormatError(f"step {written.number}: rank 0 does not know what it wrote")
         files = [item for of_rank in staged for item in of_rank]
-        return hub.commit(written.step, written.raw, files, retention=retention, broken=broken).commit
+        cost = written.cost and replace(written.cost, push_seconds=time.monotonic() - written.since)
+        return hub.commit(written.step, written.raw, files, cost=cost, retention=retention, broken=broken).commit
 
     revision = team.join(stage, commit)
     if team.is_first:
