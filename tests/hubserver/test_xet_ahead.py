@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PARTS = [[random.Random(10 * xorb + chunk).randbytes(5000 + chunk) for chunk in range(3)] for xorb in range(3)]
 XORBS = [merkle_root([(chunk_hash(data), len(data)) for data in part]) for part in PARTS]
-FIRST, OTHER = chunk_hash(PARTS[0][0]), chunk_hash(PARTS[1][0])
+FIRST, OTHER, THIRD = (chunk_hash(part[0]) for part in PARTS)
 ORDERS = list(itertools.permutations(range(3)))
 
 
@@ -77,17 +77,43 @@ def test_a_file_that_ends_inside_a_xorb_is_known_up_to_that_xorb(storage: Storag
     assert known(storage, file_of(storage, last=2)) == 2
 
 
-def test_of_several_files_at_once_none_is_hashed_until_one_was_registered(storage: Storage) -> None:
-    for chunk in (FIRST, OTHER):
+def test_of_many_files_at_once_none_is_hashed_until_some_were_registered(storage: Storage) -> None:
+    for chunk in (FIRST, OTHER, THIRD):
         storage.files.ahead.file_begins(storage.repo_id, chunk)
     begin(storage, (0, 1, 2))
     store(storage, (0, 1, 2))
     assert storage.files.register(file_of(storage), storage.repo_id)
     for _ in range(2):  # the client was killed after the first time
         storage.files.ahead.file_begins(storage.repo_id, FIRST)
+    begin(storage, (0,))
+    store(storage, (0,))
+    assert known(storage, file_of(storage)) == 0, "three are on their way"
+    storage.files.ahead.file_begins(storage.repo_id, FIRST)
     begin(storage, (0, 1))
     store(storage, (0, 1))
     assert known(storage, file_of(storage)) == 2
+
+
+@pytest.mark.parametrize("stored", ORDERS)
+@pytest.mark.parametrize("asked", [0, 1, 2])
+@pytest.mark.parametrize("registered", [(0, 2), (2, 0)])
+def test_two_files_of_which_one_begins_before_the_shard_of_the_other_has_come(
+    storage: Storage, stored: Sequence[int], asked: int, registered: tuple[int, int]
+) -> None:
+    ahead = storage.files.ahead
+    ahead.file_begins(storage.repo_id, FIRST)
+    begin(storage, (0, 1)[:asked])
+    ahead.file_begins(storage.repo_id, THIRD)
+    begin(storage, ((0, 1, 2))[asked:])
+    store(storage, stored)
+    one = storage.make_file([(XORBS[0], 0, 3), (XORBS[1], 0, 3)], b"".join([*PARTS[0], *PARTS[1]]))
+    other = storage.make_file([(XORBS[2], 0, 3)], b"".join(PARTS[2]))
+    found = {}
+    for number in registered:
+        digest, found[number] = ahead.beginning(storage.repo_id, (one if number == 0 else other).terms)
+        if found[number]:
+            assert digest.hexdigest() == (one if number == 0 else other).sha256
+    assert found == {0: 2 if registered[0] == 0 else 0, 2: 1}
 
 
 @pytest.mark.parametrize("begun", ORDERS)

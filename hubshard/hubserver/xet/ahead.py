@@ -1,12 +1,14 @@
 """The sha256 of a file that is still on its way in: xorbs are hashed as they come, not all at the end.
 
 It is a guess, which the file's shard confirms or not: that a file whose first chunk a client has just asked for begins
-with the xorb that begins with this chunk, and goes on with the xorbs that are sent after it. Where the guess was wrong,
-or not made, because several files of one repo come at once, the file is hashed from disk when its shard comes.
+with the xorb that begins with this chunk, and goes on with the xorbs that are sent after it, up to the one that begins
+the next file. Where the guess was wrong, or not made, because more than two files of one repo come at once, the file is
+hashed from disk when its shard comes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from dataclasses import dataclass, field
@@ -24,15 +26,16 @@ if TYPE_CHECKING:
 __all__ = ["Ahead"]
 
 _MOST_REPOS = 64
+_MOST_FILES = 2  # one, and the next, which may begin before the shard of the first has come
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Guess:
     """What a file is thought to be made of.
 
     Attributes:
         chunk: the hash of its first chunk.
-        files: how many files were asked for since a shard came; with more than one there is no guess.
+        next_chunk: of the file that was asked for after it.
         sent: its xorbs, in the order in which their uploads began.
         stored: those of them that have come.
         states: for each that was hashed, the sha256 of all up to its end.
@@ -40,7 +43,7 @@ class _Guess:
     """
 
     chunk: bytes
-    files: int
+    next_chunk: bytes | None = None
     sent: list[bytes] = field(default_factory=list)
     stored: set[bytes] = field(default_factory=set)
     states: list[_Hash] = field(default_factory=list)
@@ -48,7 +51,7 @@ class _Guess:
 
 
 class Ahead:
-    """The guesses of a server, one for each repo at most. Safe with several threads.
+    """The guesses of a server, of a few files of each repo. Safe with several threads.
 
     Args:
         xorbs: where xorbs are read.
@@ -57,51 +60,53 @@ class Ahead:
     def __init__(self, xorbs: XorbStore) -> None:
         self._xorbs = xorbs
         self._lock = threading.Lock()
-        self._guesses: dict[int, _Guess] = {}
+        self._guesses: dict[int, list[_Guess]] = {}  # of files whose shards have not come, oldest first
 
     def file_begins(self, repo_id: int, chunk: bytes) -> None:
         """Take note that a client asks for the first chunk of a file."""
         with self._lock:
-            last = self._guesses.pop(repo_id, None)
-            files = 0 if last is None else last.files - (last.chunk == chunk)  # a client that was killed asks again
-            self._guesses[repo_id] = _Guess(chunk, files + 1)
+            guesses = self._guesses.pop(repo_id, [])
+            guesses = [guess for guess in guesses if guess.chunk != chunk]  # a client that was killed asks again
+            for guess in guesses[-1:]:
+                guess.next_chunk = chunk
+            self._guesses[repo_id] = [*guesses[-_MOST_FILES:], _Guess(chunk)]
             for oldest in list(self._guesses)[:-_MOST_REPOS]:
                 del self._guesses[oldest]
 
     def xorb_begins(self, repo_id: int, xorb: bytes) -> None:
         """Take note that the upload of a xorb begins."""
         with self._lock:
-            guess = self._guesses.get(repo_id)
-            if guess is not None and guess.files == 1 and xorb not in guess.sent:
-                guess.sent.append(xorb)
+            guesses = self._guesses.get(repo_id, [])
+            for guess in guesses if len(guesses) <= _MOST_FILES else ():
+                if xorb not in guess.sent:
+                    guess.sent.append(xorb)
 
     def xorb_stored(self, repo_id: int, xorb: bytes) -> None:
         """Hash what can be hashed now that a xorb has come, unless another thread is about it."""
         with self._lock:
-            guess = self._guesses.get(repo_id)
-            if guess is None or xorb not in guess.sent:
-                return
-            guess.stored.add(xorb)
-        if guess.hashing.acquire(blocking=False):
-            try:
-                while len(guess.states) < len(guess.sent) and guess.sent[len(guess.states)] in guess.stored:
-                    self._hash_next(guess)
-            except (NotFoundError, IntegrityError):  # whoever checks the file reads it too, and says what is wrong
-                self._end(repo_id, guess)
-            finally:
-                guess.hashing.release()
+            guesses = [guess for guess in self._guesses.get(repo_id, []) if xorb in guess.sent]
+            for guess in guesses:
+                guess.stored.add(xorb)
+        for guess in guesses:
+            if guess.hashing.acquire(blocking=False):
+                try:
+                    while len(guess.states) < len(guess.sent) and guess.sent[len(guess.states)] in guess.stored:
+                        self._hash_next(guess)
+                except (NotFoundError, IntegrityError):  # whoever checks the file reads it too, and says what is wrong
+                    self._end(repo_id, guess)
+                finally:
+                    guess.hashing.release()
 
     def beginning(self, repo_id: int, terms: Sequence[ShardTerm]) -> tuple[_Hash, int]:
         """The sha256 of the longest beginning of a file that was hashed, and how many of its terms that is.
 
-        The repo's guess ends with that.
+        The guess ends with that, and those of files that were asked for before it.
 
         Args:
             repo_id: the repo that the file came to.
             terms: what the file is made of.
         """
-        with self._lock:
-            guess = self._guesses.pop(repo_id, None)
+        guess = self._take(repo_id, terms[0]) if terms else None
         if guess is None:
             return hashlib.sha256(), 0
         with guess.hashing:
@@ -112,10 +117,22 @@ class Ahead:
                 count += 1
             return (guess.states[count - 1], count) if count else (hashlib.sha256(), 0)
 
+    def _take(self, repo_id: int, first: ShardTerm) -> _Guess | None:
+        chunk = None
+        with contextlib.suppress(NotFoundError, IntegrityError):
+            chunk = self._xorbs.index(first.xorb).hash_of(first.start)
+        with self._lock:
+            guesses = self._guesses.pop(repo_id, [])
+            number = next((number for number, guess in enumerate(guesses) if guess.chunk == chunk), None)
+            if rest := guesses[1 if number is None else number + 1 :]:
+                self._guesses[repo_id] = rest
+        return None if number is None else guesses[number]
+
     def _hash_next(self, guess: _Guess) -> None:
         xorb = guess.sent[len(guess.states)]
         index = self._xorbs.index(xorb)
-        if not guess.states and index.hash_of(0) != guess.chunk:
+        begins = index.hash_of(0)
+        if begins == guess.next_chunk or (not guess.states and begins != guess.chunk):
             with self._lock:
                 guess.sent.remove(xorb)  # of another file
             return
@@ -126,5 +143,6 @@ class Ahead:
 
     def _end(self, repo_id: int, guess: _Guess) -> None:
         with self._lock:
-            if self._guesses.get(repo_id) is guess:
-                del self._guesses[repo_id]
+            guesses = self._guesses.get(repo_id, [])
+            if guess in guesses:
+                guesses.remove(guess)
