@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 __all__ = ["Turn", "run", "run_overlapping"]
@@ -27,11 +28,14 @@ class Turn:
 
     Attributes:
         ends: says that the item is ending: it holds no bytes any more, and the next one may begin.
+        await_others: returns once the items have ended that were ending when this one was admitted: until then it is
+            early. Raises as `check` does.
         check: raises CancelledError where the result is not wanted any more: an item before it has failed, or whoever
             takes the results has left. Work that never asks goes on to its end.
     """
 
     ends: Callable[[], None]
+    await_others: Callable[[], None]
     check: Callable[[], None]
 
 
@@ -86,7 +90,7 @@ def run_overlapping(
     def do(job: _Job, item: T) -> R:
         jobs.start(job)
         try:
-            result = work(item, Turn(lambda: jobs.ease(job), lambda: jobs.check(job)))
+            result = work(item, jobs.turn(job))
         except BaseException:
             jobs.end(job, has_failed=True)
             raise
@@ -123,12 +127,12 @@ def _next(numbered: Iterator[tuple[int, T]], cost: Callable[[T], int]) -> tuple[
     return None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Job:
     # one item on its way
     number: int
     nbytes: int  # that it holds
-    is_ending: bool = False
+    others: tuple[_Job, ...] = ()  # that were ending when it was admitted
     has_ended: bool = False
 
 
@@ -142,6 +146,7 @@ class _Jobs:
         self._held_bytes = 0
         self._endings = endings
         self._would_end: deque[_Job] = deque()
+        self._ending: list[_Job] = []
         self._has_more_room = False
         self._running = 0
         self._last: float = math.inf
@@ -152,7 +157,11 @@ class _Jobs:
             if is_over or self._last < math.inf:
                 return False
             self._held_bytes += job.nbytes
+            job.others = tuple(self._ending)
             return True
+
+    def turn(self, job: _Job) -> Turn:
+        return Turn(partial(self.ease, job), partial(self.await_others, job), partial(self.check, job))
 
     def release(self, job: _Job) -> None:
         with self._changed:
@@ -179,29 +188,35 @@ class _Jobs:
             self._would_end.append(job)
             self._ease_next()
 
+    def await_others(self, job: _Job) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: job.number > self._last or all(other.has_ended for other in job.others))
+            job.others = ()
+            self.check(job)
+
     def end(self, job: _Job, *, has_failed: bool = False) -> None:
         # items before the failed one may still start: theirs may be the first failure
         with self._changed:
-            job.has_ended = True
+            job.has_ended, job.others = True, ()
             self._running -= 1
             if has_failed:
                 self._last = min(self._last, job.number)
-            if job.is_ending:
-                self._endings += 1
+            if job in self._ending:
+                self._ending.remove(job)
                 self._ease_next()
             self._changed.notify_all()
 
     def stop(self) -> None:
         with self._changed:
             self._last = -1
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._running == 0)
 
     def _ease_next(self) -> None:
-        while self._would_end and self._endings > 0:
+        while self._would_end and len(self._ending) < self._endings:
             job = self._would_end.popleft()
-            if not (job.is_ending or job.has_ended):
-                job.is_ending = True
-                self._endings -= 1
+            if not (job in self._ending or job.has_ended):
+                self._ending.append(job)
                 self._held_bytes -= job.nbytes
                 job.nbytes = 0
                 self._has_more_room = True

@@ -85,8 +85,8 @@ def push_to_hub(
             twice where Xet is off; None to stream.
         streams: files that go at once, of each rank. A file goes no faster than one core can cut it into chunks
             (some 250 to 400 MB/s), so a fast line needs several; each takes up to 256 MB of memory, and a kill costs
-            those that were under way. None for so many that it costs one shard, or 256 MB where that is more, and what
-            has gone of the next one while the Hub takes note of the last.
+            those that were under way. None for so many that it costs one shard, or 256 MB where that is more, and at
+            most 64 MiB of the next one, which may go while the Hub takes note of the last.
         dry_run: plan and check only.
         token: as in huggingface_hub, its login by default; or a function that is asked before each request, for tokens
             that expire while a publish runs.

@@ -20,6 +20,9 @@ __all__ = ["LARGE_FILE_BYTES", "Sender"]
 LARGE_FILE_BYTES = 10 * 10**6
 """Smaller files, shards excepted, travel inside the commit."""
 
+_BLOCK_BYTES = 64 * 2**20  # of hf_xet, which fills it and then sends it
+_EARLY_BYTES = 2 * _BLOCK_BYTES - 4 * 2**20  # one is sent, and the next all but full
+
 
 class _Stage(Protocol):
     """`HubStore.stage`, with all that does not depend on the file given already."""
@@ -53,7 +56,8 @@ class Sender:
             file: to be sent.
             there: what the target shows under its path.
             kept: what an earlier run has left of it.
-            turn: ends when it is in the store, or most of it is and the rest on its way; asked as its bytes move.
+            turn: ends when it is in the store, or most of it is and the rest on its way; asked as its bytes move. Of a
+                file that is early no more is sent than a block of 64 MiB, so that a kill costs no more of it.
 
         Raises:
             CancelledError: another file has failed, or the publish was interrupted.
@@ -61,7 +65,7 @@ class Sender:
         # what may be there already is hashed first, so that it need not be sent
         held = {entry.sha256 for entry in (there, kept) if entry and entry.sha256 and entry.nbytes == file.nbytes}
         read = partial(_while_wanted, file.data, turn)
-        with self._content(file, read, must_hash=bool(held)) as (data, sha256):
+        with self._content(file, read, turn, must_hash=bool(held)) as (data, sha256):
             if sha256 and sha256 in held:
                 self._op.tell("skipped", file.path, file.nbytes, "the Hub has it")
                 return Staged(file.path, file.nbytes, sha256)
@@ -78,13 +82,13 @@ class Sender:
 
     @contextmanager
     def _content(
-        self, file: OutFile, read: Callable[[], Iterable[Buffer]], *, must_hash: bool
+        self, file: OutFile, read: Callable[[], Iterable[Buffer]], turn: Turn, *, must_hash: bool
     ) -> Iterator[tuple[Content, str | None]]:
         if self._scratch is not None and file.nbytes >= LARGE_FILE_BYTES:
             with self._scratch.holding(read, file.path, partial(self._op.tell, "hashed", file.path)) as found:
                 yield found
         else:
-            yield partial(self._read, file.path, read), self._hashed(file.path, read) if must_hash else None
+            yield partial(self._read, file, read, turn), self._hashed(file.path, read) if must_hash else None
 
     def _hashed(self, path: str, read: Callable[[], Iterable[Buffer]]) -> str:
         digest = hashlib.sha256()
@@ -93,10 +97,15 @@ class Sender:
             self._op.tell("hashed", path, memoryview(buffer).nbytes)
         return digest.hexdigest()
 
-    def _read(self, path: str, read: Callable[[], Iterable[Buffer]]) -> Iterable[Buffer]:
+    def _read(self, file: OutFile, read: Callable[[], Iterable[Buffer]], turn: Turn) -> Iterable[Buffer]:
+        early_bytes = min(_EARLY_BYTES, max(file.nbytes - 1, _BLOCK_BYTES))
+        done = 0
         for buffer in read():
+            done += memoryview(buffer).nbytes
+            if done > early_bytes:
+                turn.await_others()
             yield buffer
-            self._op.tell("read", path, memoryview(buffer).nbytes)
+            self._op.tell("read", file.path, memoryview(buffer).nbytes)
 
     def _tell_of(self, staged: Staged, there: Entry | None, sent: _Sum) -> bool:
         """Tell of the bytes of a file; whether it was sent."""

@@ -118,8 +118,9 @@ def _of_target(branches: Iterable[str], revision: str | None) -> tuple[str, ...]
 class StagingBranch:
     """Finished shards of one publish, committed to a branch that no reader looks at.
 
-    Thread-safe. Commits when one more shard like the last would make more than `batch_bytes`, or the oldest has waited
-    `batch_seconds`: few commits are made, and what waits and the shard on its way are no more than a batch, or a shard.
+    Thread-safe. Commits when what waits and the shards on their way, taken to be like the last, make more than
+    `batch_bytes`, or the oldest has waited `batch_seconds`: few commits are made, and all that a kill may cost is no
+    more than a batch, or what was on its way.
 
     Attributes:
         name: of the branch.
@@ -164,8 +165,12 @@ class StagingBranch:
         self._is_there = True
         return {e.path.removeprefix(_FOLDER): e for e in entries if e.path.startswith(_FOLDER)}
 
-    def add(self, staged: Staged) -> bool:
+    def add(self, staged: Staged, *, others: int = 1) -> bool:
         """Take a finished shard; commits it, now or with the next ones. Whether a commit was made.
+
+        Args:
+            staged: the shard.
+            others: how many such shards may be on their way now.
 
         Raises:
             StoreError: the store refuses, or fails again and again. After a refusal further calls do nothing.
@@ -177,8 +182,8 @@ class StagingBranch:
                 self._since = time.monotonic()
             self._waiting.append(staged)
             waited = time.monotonic() - self._since
-            with_another = sum(s.nbytes for s in self._waiting) + staged.nbytes
-            is_due = with_another > self._batch_bytes or waited >= self._batch_seconds
+            at_stake = sum(s.nbytes for s in self._waiting) + others * staged.nbytes
+            is_due = at_stake > self._batch_bytes or waited >= self._batch_seconds
             return is_due and self._flush()
 
     def drop(self) -> bool:

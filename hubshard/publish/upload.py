@@ -69,6 +69,7 @@ class Upload:
         self._op = op
         self._staging: StagingBranch | None = None
         at_once = streams or max(1, _STREAMS // ranks)
+        self._ranks = ranks
         self._streams = at_once if scratch is None else min(at_once, FILES_AT_ONCE)
         self._budget_bytes = _COST_BYTES * streams if streams else _STREAM_BYTES + _STREAMS
         self._least_bytes = self._budget_bytes // self._streams
@@ -118,7 +119,7 @@ class Upload:
                 self._op.tell("skipped", file.path, file.nbytes, "the repo has one of its own")
         results = run_overlapping(
             [file for file in files if not (file.default and file.path in known.tree)],
-            cost=lambda file: max(min(file.nbytes, _STREAM_BYTES) + 1, self._least_bytes),
+            cost=lambda file: self._cost(file.nbytes),
             work=lambda file, turn: self._sender.send(
                 file, known.tree.get(file.path), known.found.get(file.path), turn
             ),
@@ -134,13 +135,18 @@ class Upload:
         if self._staging is None or not is_large:
             return
         try:
-            if self._staging.add(staged):
+            others = self._ranks * max(1, min(self._streams, self._budget_bytes // self._cost(staged.nbytes)))
+            if self._staging.add(staged, others=others):
                 self._op.tell("staging", self._staging.name, detail=f"keeps all that is finished, {staged.path} last")
         except StoreError as error:
             if not self.to.create_pr or error.retryable:
                 raise  # who may only propose makes no branches
             detail = f"no staging branch can be made, so a run that is killed will start again: {error}"
             self._op.tell("warning", self._staging.name, detail=detail)
+
+    def _cost(self, nbytes: int) -> int:
+        """Of a file of that size, of the budget."""
+        return max(min(nbytes, _STREAM_BYTES) + 1, self._least_bytes)
 
     def close(self) -> None:
         """Drop the staging branch: its work is done."""

@@ -25,6 +25,7 @@ REGISTRATION = r"POST .*/v1/shards"
 BLOCK = r"POST .*/xorbs/"
 STAGING = r"POST .*/commit/hubshard%2Fstaging"
 SHARD_BYTES = 2 * 16_384
+BLOCK_BYTES = 64 * 2**20
 PATIENCE_SECONDS = 30.0
 
 
@@ -88,9 +89,12 @@ def test_a_shard_that_is_refused_at_its_end_ends_the_publish_with_the_next_one(
     assert repo.nbytes_received() - before < 2.1 * SHARD_BYTES, "what had arrived was not sent again"
 
 
-@pytest.mark.parametrize(("batch_bytes", "shards_a_commit"), [(SHARD_BYTES + 1, 1), (3 * SHARD_BYTES - 1, 2)])
-def test_what_waits_and_the_shard_on_its_way_are_no_more_than_a_batch(
-    repo: Repo, batch_bytes: int, shards_a_commit: int
+@pytest.mark.parametrize(
+    ("streams", "batch_bytes", "shards_a_commit"),
+    [(1, SHARD_BYTES + 1, 1), (1, 3 * SHARD_BYTES - 1, 2), (2, 3 * SHARD_BYTES - 1, 1), (2, 4 * SHARD_BYTES - 1, 2)],
+)
+def test_what_waits_and_the_shards_on_their_way_are_no_more_than_a_batch(
+    repo: Repo, streams: int, batch_bytes: int, shards_a_commit: int
 ) -> None:
     kept: list[str] = []
     done = repo.push(

@@ -168,3 +168,68 @@ def test_work_that_asks_learns_that_nobody_takes_results_any_more() -> None:
     assert next(results) == 0
     results.close()  # type: ignore[attr-defined]
     assert stopped in ([], [1]), "item 1 was stopped, or never begun"
+
+
+def test_an_item_that_came_early_waits_until_the_one_in_whose_place_it_came_has_ended() -> None:
+    line, seen = Line(3), list[bool]()
+
+    def work(item: int, turn: Turn) -> int:
+        line.begun[item].set()
+        if item == 0:
+            turn.await_others()
+            turn.ends()
+            assert line.has_begun(1)
+            assert line.go[0].wait(PATIENCE_SECONDS)
+        if item == 1:
+            opener = threading.Timer(0.1, line.go[0].set)
+            opener.start()
+            turn.await_others()
+            seen.append(line.go[0].is_set())
+            turn.await_others()
+        return item
+
+    results = run_overlapping(range(3), cost=lambda _: 10, work=work, budget_bytes=10, workers=1, endings=1)
+    assert list(results) == [0, 1, 2]
+    assert seen == [True]
+
+
+def test_items_that_were_admitted_before_one_was_ending_are_not_early() -> None:
+    line = Line(2)
+
+    def work(item: int, turn: Turn) -> int:
+        line.begun[item].set()
+        if item == 0:
+            assert line.has_begun(1)
+            turn.ends()
+            assert line.go[0].wait(PATIENCE_SECONDS)
+        else:
+            assert line.has_begun(0)
+            turn.await_others()
+            line.go[0].set()
+        return item
+
+    results = run_overlapping(range(2), cost=lambda _: 10, work=work, budget_bytes=20, workers=2, endings=1)
+    assert list(results) == [0, 1]
+
+
+def test_an_item_that_waits_for_one_before_it_learns_of_its_failure() -> None:
+    line, stopped = Line(3), list[int]()
+
+    def work(item: int, turn: Turn) -> int:
+        line.begun[item].set()
+        if item == 1:
+            turn.ends()
+            assert line.go[1].wait(PATIENCE_SECONDS)
+            raise OSError("one")
+        if item == 2:
+            threading.Timer(0.1, line.go[1].set).start()
+            try:
+                turn.await_others()
+            except CancelledError:
+                stopped.append(item)
+                raise
+        return item
+
+    with pytest.raises(OSError, match="one"):
+        list(run_overlapping(range(3), cost=lambda _: 10, work=work, budget_bytes=10, workers=1, endings=1))
+    assert stopped == [2]
