@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from hubshard.hubserver import Settings, gc
 from tests import warm
@@ -38,6 +39,9 @@ TOKEN = "hf_test"
 
 _CLIENT_SECONDS = 240
 _TORCH = re.compile(r"^\s*(import|from) .*\b(torch|transformers|hubshard\.lazy)\b", re.MULTILINE)
+
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")  # a machine may be busy
 
 
 def pytest_configure() -> None:
