@@ -1,10 +1,11 @@
 """A directory as a target.
 
 All files arrive and are checked in `.cache/huggingface/hubshard/`, where neither huggingface_hub nor a publish of the
-directory looks. Then, in this order: indexes and single files, old and new, leave the directory; small files and
-weights get their names; then the new index. So a run killed in between leaves a directory that no loader takes for
-whole, and the next run fetches nothing of it again. Last go the weights of an older pull that the revision no longer
-has: those of the same variant, in a folder that was pulled, that a pull had put there. Other files stay.
+directory looks. Then, in this order: what makes a loader take files for whole (indexes, single files, the list of a
+pipeline's components), old and new, leaves the directory; small files and weights get their names; then the new
+indexes and single files, and the list. So a run killed in between leaves a directory that no loader takes for whole,
+and the next run fetches nothing of it again. Last go the weights of an older pull that the revision no longer has:
+those of the same stem and variant, in a folder that was pulled, that a pull had put there. Other files stay.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from hubshard.fetch.layout import Recalled
 from hubshard.fetch.parts import Part, clean_parts, name_of
 from hubshard.fetch.record import Record, clean_scratch, read_record, scratch, write_record
 from hubshard.fetch.selection import Selection, holds_weights, is_entry_point
-from hubshard.names import is_weight_file
+from hubshard.names import MODEL, is_weight_file, parse_weight_name
 from hubshard.protocols import Entry, Revision
 
 __all__ = ["FolderLayout"]
 
 _RESERVED = (".cache", "huggingface")
+_Kind = tuple[str, str | None]  # stem and variant
 
 
 class FolderLayout:
@@ -173,18 +175,30 @@ class FolderLayout:
         placed = self._placed()
         ours: list[str] = []
         others: list[str] = []
-        for folder in sorted({PurePosixPath(path).parent for path in taken if holds_weights(path)}):
-            for name in self._weight_files_in(folder):
+        for folder, kinds in sorted(self._kinds(taken).items()):
+            for name in self._weight_files_in(folder, kinds):
                 path = (folder / name).as_posix()
                 if path in taken or (path in by_path and matches(self.root / path, by_path[path])):
                     continue
                 (ours if path in placed or self._is_of_huggingface_hub(path) else others).append(path)
         return ours, others
 
-    def _weight_files_in(self, folder: PurePosixPath) -> Sequence[str]:
+    def _kinds(self, taken: Collection[str]) -> Mapping[PurePosixPath, Collection[_Kind]]:
+        """The weights that may be stale, of each folder that gets some: of the stems and variants that it gets."""
+        kinds: dict[PurePosixPath, set[_Kind]] = {}
+        for path in map(PurePosixPath, filter(holds_weights, taken)):
+            of_folder = kinds.setdefault(path.parent, {(MODEL, self._variant)})
+            name = parse_weight_name(path.name)
+            if name is not None:  # a folder without the variant gets its plain weights
+                of_folder |= {(name.stem, self._variant), (name.stem, name.variant)}
+        return kinds
+
+    def _weight_files_in(self, folder: PurePosixPath, kinds: Collection[_Kind]) -> Sequence[str]:
         there = self.root / folder
         names = sorted(path.name for path in there.iterdir()) if there.is_dir() else []
-        return [name for name in names if is_weight_file(name, variant=self._variant)]
+        return [
+            name for name in names if any(is_weight_file(name, stem=stem, variant=variant) for stem, variant in kinds)
+        ]
 
     def _is_of_huggingface_hub(self, path: str) -> bool:
         # it notes what it has downloaded into a directory

@@ -41,12 +41,12 @@ def pull(
 ) -> Path:
     """Fetch a model from the Hub into the Hugging Face cache, or into a directory.
 
-    Of each folder of the revision it takes the safetensors checkpoint (the single file, or what the index names) and
-    all files that hold no weights. Every file is checked against the hash that the Hub promises (sha256, or git's blob
-    id for small files) while it arrives; what is there already is checked too, and fetched again if it was edited. A
-    run that is killed loses at most `workers` pieces of 8 MiB; the next one, also on another machine that shares the
-    target, goes on. Readers see the revision whole or not at all. Without a network, what an earlier pull completed is
-    used.
+    Of each folder of the revision, so of each component of a pipeline of diffusers, it takes the safetensors checkpoint
+    (the single file, or what the index names) and all files that hold no weights. Every file is checked against the
+    hash that the Hub promises (sha256, or git's blob id for small files) while it arrives; what is there already is
+    checked too, and fetched again if it was edited. A run that is killed loses at most `workers` pieces of 8 MiB; the
+    next one, also on another machine that shares the target, goes on. Readers see the revision whole or not at all.
+    Without a network, what an earlier pull completed is used.
 
     Args:
         repo_id: such as "org/name".
@@ -55,7 +55,7 @@ def pull(
         include: patterns (`fnmatch`, of paths in the repo) that replace the usual choice: all files that match are
             taken, pickles and other formats too.
         exclude: patterns of files that are not taken.
-        variant: as in `model.fp16.safetensors`.
+        variant: as in `model.fp16.safetensors`; a folder without it gives its plain weights, if another folder has it.
         cache_dir: the cache; None for that of `HF_HOME` and `HF_HUB_CACHE`.
         token: a token; None for the one that huggingface_hub knows; or a function that is asked before each request.
         endpoint: of the Hub; None for `HF_ENDPOINT`.

@@ -16,7 +16,7 @@ from hubshard.events import Event, Gathered, OnEvent
 from hubshard.fetch.layout import Layout
 from hubshard.fetch.lockfile import locked
 from hubshard.fetch.parts import Part, missing_bytes, name_of
-from hubshard.fetch.selection import ReadIndex, Selection, select
+from hubshard.fetch.selection import ReadIndex, Selection, only_pickled, select
 from hubshard.fetch.transfer import Transfer
 from hubshard.messages import listed
 from hubshard.protocols import Entry, Revision, Store
@@ -152,11 +152,16 @@ def _select(listing: Sequence[Entry], request: Request, read_index: ReadIndex) -
         read_index=read_index,
         where=request.where,
     )
-    if selection.left_out and request.include is None:
-        names = [entry.path for entry in selection.left_out]
-        request.tell(
-            "warning", detail=f"not fetched, since nothing that is fetched needs them: {listed(names, most=_SHOWN)}"
-        )
+    if request.include is not None:
+        return selection
+    pickled = only_pickled(listing, selection.files)
+    if pickled:
+        what = f"{listed(pickled, most=_SHOWN)}: not fetched, though their folders have no other weights"
+        request.tell("warning", detail=f"{what}: they are pickles, which may run code; name them in include")
+    others = [entry.path for entry in selection.left_out if entry.path not in pickled]
+    if others:
+        what = "not fetched, since nothing that is fetched needs them"
+        request.tell("warning", detail=f"{what}: {listed(others, most=_SHOWN)}")
     return selection
 
 

@@ -1,8 +1,9 @@
 """Which files of a revision a pull takes, and in which order they are shown. Pure but for reading the indexes.
 
-Of each folder: the checkpoint of the variant (its single file, or what its index names), and every file that holds no
-weights. Left out, unless `include` names them: pickles, other formats, other variants, `consolidated*`, safetensors
-files that no index names, the folders of training checkpoints, and git's own files.
+Of each folder: the checkpoint of the variant (its single file, or what its index names; the plain one, as diffusers
+takes it, where another folder has the variant), and every file that holds no weights. Left out, unless `include` names
+them: pickles, other formats, other variants, `consolidated*`, safetensors files that no index names, the folders of
+training checkpoints, and git's own files.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from hubshard.names import (
 )
 from hubshard.paths import check_case, check_plain_path
 from hubshard.protocols import Entry
+from hubshard.sources.model_index import MODEL_INDEX
+from hubshard.sources.weight_files import prefers_index
 
-__all__ = ["ReadIndex", "Selection", "holds_weights", "is_entry_point", "select"]
+__all__ = ["ReadIndex", "Selection", "holds_weights", "is_entry_point", "only_pickled", "select"]
 
 ReadIndex = Callable[[Entry], bytes]
 
@@ -44,8 +47,8 @@ class Selection:
     """What a pull takes.
 
     Attributes:
-        files: in the order in which they are to be shown: small files, weights, and last what makes a loader take
-            the weights for whole (an index, a single file).
+        files: in the order in which they are to be shown: small files, weights, what makes a loader take the weights of
+            a folder for whole (an index, a single file), and last what makes it take all folders for a pipeline.
         left_out: weight files of the revision that are not taken.
     """
 
@@ -108,14 +111,39 @@ def select(
 
 
 def is_entry_point(path: str) -> bool:
-    """Whether a loader that finds this file takes the weights of its folder for whole: an index, or a single file."""
+    """Whether a loader that finds this file takes what it leads to for whole.
+
+    That is an index, or a single file; and the list of components of a pipeline.
+    """
     name = PurePosixPath(path).name
-    return indexed_suffix(name) is not None or (_suffix(name) in {"safetensors", "bin"} and not is_numbered(name))
+    return (
+        name == MODEL_INDEX
+        or indexed_suffix(name) is not None
+        or (_suffix(name) in {"safetensors", "bin"} and not is_numbered(name))
+    )
 
 
 def holds_weights(path: str) -> bool:
     """Whether it is a weight file, of any format."""
     return is_pickled(path) or _suffix(path) in {"safetensors", *_OTHER_WEIGHTS}
+
+
+def only_pickled(listing: Sequence[Entry], files: Sequence[Entry]) -> Sequence[str]:
+    """Pickled weights with usual names, of folders that hold a model, where no weights of that folder are taken.
+
+    Args:
+        listing: all files of the revision.
+        files: those that are taken.
+    """
+    models = {PurePosixPath(entry.path).parent for entry in files if _name(entry) == "config.json"}
+    models -= {PurePosixPath(entry.path).parent for entry in files if holds_weights(entry.path)}
+    return [
+        entry.path
+        for entry in listing
+        if PurePosixPath(entry.path).parent in models
+        and is_pickled(entry.path)
+        and parse_weight_name(_name(entry)) is not None
+    ]
 
 
 def _match(path: str, patterns: Iterable[str]) -> bool:
@@ -124,7 +152,7 @@ def _match(path: str, patterns: Iterable[str]) -> bool:
 
 def _order(entry: Entry) -> tuple[int, str]:
     if is_entry_point(entry.path):
-        return 2, entry.path
+        return 3 if _name(entry) == MODEL_INDEX else 2, entry.path
     return int(holds_weights(entry.path)), entry.path
 
 
@@ -166,7 +194,7 @@ def _weights(usable: Sequence[Entry], variant: str | None, read_index: ReadIndex
         group = variants.get(variant) or variants.get(None)
         if group is not None:
             chosen |= {entry.path: entry for entry in _whole(group, by_path, folder / stem, read_index, where)}
-        elif stem == "model":
+        elif stem != "adapter_model":  # an adapter is no part of the model
             there = ", ".join(sorted(name for name in variants if name))
             raise NotFoundError(
                 f"{where}: {folder / stem}: there are only weights of the variants {there}",
@@ -198,7 +226,7 @@ def _groups(usable: Sequence[Entry]) -> Mapping[tuple[PurePosixPath, str], Mappi
 def _whole(
     group: _Group, by_path: Mapping[str, Entry], stem: PurePosixPath, read_index: ReadIndex, where: str
 ) -> list[Entry]:
-    if group.single is not None:  # goes before an index, as in transformers
+    if group.single is not None and not (group.indexes and prefers_index(stem.name)):
         return [group.single]
     if not group.indexes:
         raise IncompleteError(

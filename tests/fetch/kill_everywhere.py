@@ -36,7 +36,8 @@ ENDED_WHOLE = 0
 
 
 def main(kind: str, folder: Path, change: str) -> None:
-    old, new = memory_hub.REVISIONS["old"](), memory_hub.REVISIONS[change]()
+    is_pipeline = "pipeline" in change
+    old, new = memory_hub.REVISIONS["old pipeline" if is_pipeline else "old"](), memory_hub.REVISIONS[change]()
     seen = {"steps": 0, "old": 0, "new": 0, "nothing": 0, "mixtures": 0, "nbytes_again": 0, "left_behind": 0}
     while True:
         seen["steps"] += 1
@@ -46,7 +47,7 @@ def main(kind: str, folder: Path, change: str) -> None:
         pull_from(hub, layout_of(kind, target), memory_hub.request(workers=WORKERS))
         hub.put(new)
         status = in_child(kind, target, hub, die_at=seen["steps"])
-        for view in looks_of(kind, target) or [None]:
+        for view in looks_of(kind, target, is_pipeline=is_pipeline) or [None]:
             seen["nothing"] += view is None
             seen["old"] += is_part(view, old)
             seen["new"] += is_part(view, new)
@@ -90,10 +91,14 @@ def killer(below: str, die_at: int) -> memory_hub.Hook:
     return hook
 
 
-def looks_of(kind: str, target: Path) -> list[dict[str, bytes] | None]:
-    """What a loader would load, from wherever it may look."""
+def looks_of(kind: str, target: Path, *, is_pipeline: bool) -> list[dict[str, bytes] | None]:
+    """What a loader would load, from wherever it may look: of a pipeline, all of it or a component."""
     snapshots = target / "models--org--model" / "snapshots"
-    return [memory_hub.whole_model(path) for path in ([target] if kind == "directory" else sorted(snapshots.iterdir()))]
+    folders = [target] if kind == "directory" else sorted(snapshots.iterdir())
+    if not is_pipeline:
+        return [memory_hub.whole_model(folder) for folder in folders]
+    components = [memory_hub.whole_component(folder, "unet") for folder in folders]
+    return components + [memory_hub.whole_pipeline(folder) for folder in folders]
 
 
 def is_part(view: dict[str, bytes] | None, files: dict[str, bytes]) -> bool:

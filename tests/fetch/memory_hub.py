@@ -131,6 +131,26 @@ def small(seed: int) -> dict[str, bytes]:
     }
 
 
+def pipeline(seed: int, *, unet: str) -> dict[str, bytes]:
+    """The files of a pipeline of diffusers: a unet, "sharded" or "single", and a vae that is always the same."""
+    stem = "unet/diffusion_pytorch_model"
+    if unet == "sharded":
+        names = [f"{stem}-{number:05d}-of-00002.safetensors" for number in (1, 2)]
+        weight_map = {str(number): name.removeprefix("unet/") for number, name in enumerate(names)}
+        files = {name: noise(seed * 100 + number, 700 + number) for number, name in enumerate(names)}
+        files[f"{stem}.safetensors.index.json"] = json.dumps({"metadata": {}, "weight_map": weight_map}).encode()
+    else:
+        files = {f"{stem}.safetensors": noise(seed * 100, 900)}
+    components = {name: ["diffusers", f"Class{seed}"] for name in ("unet", "vae")}
+    return files | {
+        "model_index.json": json.dumps({"_class_name": "Pipeline", **components}).encode(),
+        "vae/diffusion_pytorch_model.safetensors": noise(0, 500),
+        "vae/config.json": b"{}",
+        "unet/config.json": json.dumps({"seed": seed}).encode(),
+        "scheduler/scheduler_config.json": json.dumps({"seed": seed}).encode(),
+    }
+
+
 _SHARD_BYTES = 5000
 REVISIONS: Mapping[str, Callable[[], dict[str, bytes]]] = {
     "old": lambda: sharded(1, 2, _SHARD_BYTES),
@@ -138,6 +158,13 @@ REVISIONS: Mapping[str, Callable[[], dict[str, bytes]]] = {
     "a single file": lambda: single(2, _SHARD_BYTES),
     "only the config": lambda: sharded(1, 2, _SHARD_BYTES) | {"config.json": b"{}"},
     "six pieces": lambda: single(1, 6 * PIECE_BYTES),
+    "old pipeline": lambda: pipeline(1, unet="sharded"),
+    "a pipeline with other shards": lambda: pipeline(2, unet="sharded"),
+    "a pipeline with a single file": lambda: pipeline(2, unet="single"),
+    "a pipeline with another list alone": lambda: (
+        pipeline(1, unet="sharded")
+        | {"model_index.json": json.dumps({"unet": ["diffusers", "Other"], "vae": ["diffusers", "Other"]}).encode()}
+    ),
 }
 """Made anew in each process, to the same bytes."""
 
@@ -167,3 +194,29 @@ def whole_model(folder: Path) -> dict[str, bytes] | None:
     if not all((folder / name).exists() for name in names):
         return None
     return {name: (folder / name).read_bytes() for name in {*names, "config.json"}}
+
+
+def whole_pipeline(folder: Path) -> dict[str, bytes] | None:
+    """The list of components, their configs and weights, that diffusers would load; None where it would fail."""
+    model_index = folder / "model_index.json"
+    if not model_index.exists():
+        return None
+    view = {"model_index.json": model_index.read_bytes()}
+    for name, value in json.loads(view["model_index.json"]).items():
+        component = whole_component(folder, name) if isinstance(value, list) else {}
+        if component is None:
+            return None
+        view |= component
+    return view
+
+
+def whole_component(folder: Path, name: str) -> dict[str, bytes] | None:
+    """The config and weights of a component, likewise, by the order of preference of diffusers."""
+    stem = "diffusion_pytorch_model"
+    index, config = folder / name / f"{stem}.safetensors.index.json", folder / name / "config.json"
+    files = [folder / name / f"{stem}.safetensors"]
+    if index.exists():
+        files = [folder / name / file for file in set(json.loads(index.read_bytes())["weight_map"].values())]
+    if not all(file.exists() for file in (config, *files)):
+        return None
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in (config, *files)}

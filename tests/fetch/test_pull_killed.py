@@ -30,7 +30,13 @@ pull_from(hub, CacheLayout(Path(sys.argv[2]), "org/model"), memory_hub.request(w
 
 
 @posix_only
-@pytest.mark.parametrize("change", ["other weights in as many shards", "a single file", "only the config"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("other weights in as many shards", "a single file", "only the config"),
+        *("a pipeline with other shards", "a pipeline with a single file", "a pipeline with another list alone"),
+    ],
+)
 @pytest.mark.parametrize("kind", ["cache", "directory"])
 def test_killed_at_any_step_a_reader_sees_the_old_or_the_new_and_the_rerun_completes(
     tmp_path: Path, kind: str, change: str

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from hubshard.errors import FormatError, HubshardError, IncompleteError, NotFoundError, UnsafeFormatError
-from hubshard.fetch.selection import Selection, is_entry_point, select
+from hubshard.fetch.selection import Selection, is_entry_point, only_pickled, select
 from hubshard.protocols import Entry
 
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
@@ -71,10 +71,43 @@ def test_a_folder_without_the_variant_gives_its_plain_weights() -> None:
     pipeline = ["model_index.json", "unet/diffusion_pytorch_model.fp16.safetensors", "vae/model.safetensors"]
     pipeline += ["unet/diffusion_pytorch_model.safetensors", "all_in_one_1.0.safetensors"]
     assert paths_of(chosen(pipeline, variant="fp16")) == [
-        "model_index.json",
         "unet/diffusion_pytorch_model.fp16.safetensors",
         "vae/model.safetensors",
+        "model_index.json",
     ]
+
+
+def test_of_a_pipeline_the_indexes_come_after_all_shards_and_the_list_of_components_last() -> None:
+    shards = [f"diffusion_pytorch_model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    index = "diffusion_pytorch_model.safetensors.index.json"
+    pipeline = [f"{folder}/{name}" for folder in ("a", "z") for name in (*shards, index, "config.json")]
+    assert paths_of(chosen([*pipeline, "model_index.json", "z/tokenizer.json"], names=shards)) == [
+        *("a/config.json", "z/config.json", "z/tokenizer.json"),
+        *(f"{folder}/{shard}" for folder in ("a", "z") for shard in shards),
+        *(f"a/{index}", f"z/{index}", "model_index.json"),
+    ]
+
+
+def test_the_index_of_diffusers_goes_before_a_single_file_as_in_its_loader() -> None:
+    shards = ["diffusion_pytorch_model-00001-of-00001.safetensors"]
+    index = "diffusion_pytorch_model.safetensors.index.json"
+    found = chosen(["diffusion_pytorch_model.safetensors", *shards, index], names=shards)
+    assert paths_of(found) == [*shards, index]
+
+
+def test_a_component_that_has_only_other_variants_is_refused_and_an_adapter_is_left() -> None:
+    beside = ["vae/model.safetensors", "unet/adapter_model.fp16.safetensors"]
+    assert paths_of(chosen(beside)) == ["vae/model.safetensors"]
+    with pytest.raises(NotFoundError, match=r"unet/diffusion_pytorch_model.* fp16"):
+        chosen([*beside, "unet/diffusion_pytorch_model.fp16.safetensors"])
+
+
+def test_pickles_that_a_model_would_need_are_told_from_those_that_nothing_needs() -> None:
+    paths = ["unet/config.json", "unet/model.safetensors", "unet/pytorch_model.bin"]
+    pickled = ["safety_checker/pytorch_model.bin", "vae/diffusion_pytorch_model.bin"]
+    paths += [*pickled, "safety_checker/config.json", "vae/config.json", "vae/optimizer.bin", "old/pytorch_model.bin"]
+    listing = [Entry(path, 1, None, f"{number:040}") for number, path in enumerate(sorted(paths))]
+    assert list(only_pickled(listing, chosen(paths).files)) == pickled
 
 
 def test_training_folders_are_left_out_and_module_folders_are_not() -> None:

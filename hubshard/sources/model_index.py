@@ -1,0 +1,43 @@
+"""`model_index.json`: of which components a pipeline of diffusers is made, each in a folder of its name.
+
+The format is that of diffusers (https://huggingface.co/docs/diffusers/main/en/using-diffusers/loading): an object that
+gives each component a library and a class, and further settings of other kinds; a component that is null is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hubshard.errors import FormatError
+from hubshard.protocols import Entry, Reader, Revision
+from hubshard.readers import read_bytes
+from hubshard.sources.model_config import MAX_CONFIG_BYTES, config_of
+
+__all__ = ["MODEL_INDEX", "component_names"]
+
+MODEL_INDEX = "model_index.json"
+
+
+def component_names(store: Reader, at: Revision, entries: Sequence[Entry]) -> Sequence[str]:
+    """The components that the pipeline in the root names; none where there is no pipeline.
+
+    Args:
+        store: where it lies.
+        at: the revision to read.
+        entries: all files of that revision.
+
+    Raises:
+        FormatError: its `model_index.json` is no JSON object, or too large to be one.
+        StoreError: it cannot be read.
+    """
+    entry = next((entry for entry in entries if entry.path == MODEL_INDEX), None)
+    if entry is None:
+        return ()
+    if entry.nbytes > MAX_CONFIG_BYTES:
+        raise FormatError(f"{MODEL_INDEX} has {entry.nbytes} bytes, too many for one")
+    table = config_of(read_bytes(store, at, entry.path, 0, entry.nbytes), path=MODEL_INDEX)
+    return [name for name, value in table.items() if not name.startswith("_") and _is_component(value)]
+
+
+def _is_component(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value)

@@ -1,0 +1,93 @@
+"""Pulls of repos with a checkpoint in each of several folders into a directory: what stays, what goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from hubshard.errors import FormatError
+from hubshard.events import Event, ignore
+from hubshard.fetch.folder import FolderLayout
+from hubshard.fetch.pulling import pull_from
+
+STEM = "diffusion_pytorch_model"
+
+
+def into(directory: Path, variant: str | None = None) -> FolderLayout:
+    return FolderLayout(directory, "org/model", variant=variant, on_event=ignore)
+
+
+@pytest.mark.parametrize(("before", "after"), [("sharded", "single"), ("single", "sharded")])
+def test_stale_weights_leave_the_folder_of_each_component(
+    memory: ModuleType, tmp_path: Path, before: str, after: str
+) -> None:
+    hub = memory.MemoryHub()
+    hub.put(memory.pipeline(1, unet=before))
+    pull_from(hub, into(tmp_path), memory.request())
+    new = memory.pipeline(2, unet=after)
+    hub.put(new)
+    assert memory.held(pull_from(hub, into(tmp_path), memory.request())) == new
+
+
+def test_adapters_and_other_variants_stay_in_the_folder_of_a_component(memory: ModuleType, tmp_path: Path) -> None:
+    hub = memory.MemoryHub()
+    hub.put(memory.pipeline(1, unet="sharded"))
+    pull_from(hub, into(tmp_path), memory.request())
+    mine = {f"unet/{STEM}.bf16.safetensors": b"mine", "unet/adapter_model.safetensors": b"mine", "unet/x.bin": b"mine"}
+    for path, content in mine.items():
+        (tmp_path / path).write_bytes(content)
+    new = memory.pipeline(2, unet="single")
+    hub.put(new)
+    assert memory.held(pull_from(hub, into(tmp_path), memory.request())) == new | mine
+
+
+def test_an_adapter_repo_replaces_its_own_weights(memory: ModuleType, tmp_path: Path) -> None:
+    hub = memory.MemoryHub()
+    hub.put({"adapter_config.json": b"{}", "style/adapter_model.safetensors": b"1", "adapter_model.safetensors": b"1"})
+    pull_from(hub, into(tmp_path), memory.request())
+    shards = [f"style/adapter_model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    index = b'{"metadata": {}, "weight_map": {"a": "%b", "b": "%b"}}' % tuple(
+        shard.removeprefix("style/").encode() for shard in shards
+    )
+    new = {shards[0]: b"2", shards[1]: b"3", "style/adapter_model.safetensors.index.json": index}
+    new |= {"adapter_config.json": b"{}", "adapter_model.safetensors": b"4"}
+    hub.put(new)
+    assert memory.held(pull_from(hub, into(tmp_path), memory.request())) == new
+
+
+@pytest.mark.parametrize("name", [f"{STEM}.safetensors", f"{STEM}.bin", "model.safetensors"])
+def test_weights_in_the_folder_of_a_component_that_no_pull_put_there_are_refused(
+    memory: ModuleType, tmp_path: Path, name: str
+) -> None:
+    hub = memory.MemoryHub()
+    hub.put(memory.pipeline(1, unet="sharded"))
+    (tmp_path / "unet").mkdir()
+    (tmp_path / "unet" / name).write_bytes(b"mine")
+    with pytest.raises(FormatError, match=name):
+        pull_from(hub, into(tmp_path), memory.request())
+    assert memory.held(tmp_path) == {f"unet/{name}": b"mine"}
+
+
+def test_a_component_that_lost_its_variant_keeps_none_of_it(memory: ModuleType, tmp_path: Path) -> None:
+    hub = memory.MemoryHub()
+    both = memory.pipeline(1, unet="single")
+    both |= {f"{name}/{STEM}.fp16.safetensors": b"half" for name in ("unet", "vae")}
+    hub.put(both)
+    pull_from(hub, into(tmp_path, "fp16"), memory.request(variant="fp16"))
+    del both[f"vae/{STEM}.fp16.safetensors"]
+    hub.put(both)
+    shown = pull_from(hub, into(tmp_path, "fp16"), memory.request(variant="fp16"))
+    assert set(memory.held(shown)) == set(both) - {f"unet/{STEM}.safetensors"}
+
+
+def test_pickles_that_a_component_would_need_are_told_of(memory: ModuleType, tmp_path: Path) -> None:
+    hub = memory.MemoryHub()
+    lost = {"safety_checker/config.json": b"{}", "safety_checker/pytorch_model.bin": b"pickle"}
+    hub.put(memory.pipeline(1, unet="single") | lost)
+    events: list[Event] = []
+    pull_from(hub, into(tmp_path), memory.request(on_event=events.append))
+    (warning,) = [event.detail for event in events if event.kind == "warning"]
+    assert "safety_checker/pytorch_model.bin" in warning
+    assert "pickles" in warning
