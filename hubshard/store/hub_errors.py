@@ -35,6 +35,7 @@ __all__ = [
     "translated",
     "understood",
     "without_queries",
+    "words_of",
 ]
 
 _SKEW_SECONDS = 120.0
@@ -202,3 +203,9 @@ def status_of(error: HubshardError) -> int | None:
     """The HTTP status behind one of our errors, where an answer of the Hub is behind it."""
     cause = error.__cause__
     return int(cause.response.status_code) if isinstance(cause, HfHubHTTPError) else None
+
+
+def words_of(error: HubshardError) -> str:
+    """What the server itself said, where an answer is behind one of our errors; else our own words."""
+    cause = error.__cause__
+    return f"{_words(cause)}{_skew(cause)}" if isinstance(cause, HfHubHTTPError) else error.message

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from huggingface_hub.utils import get_session, httpx
@@ -16,7 +18,7 @@ from hubshard.errors import IntegrityError, StoreError
 from hubshard.protocols import Content
 from hubshard.store.content import blocks_of
 from hubshard.store.hub_client import HubClient
-from hubshard.store.hub_errors import raise_for_status, translated
+from hubshard.store.hub_errors import raise_for_status, status_of, translated, words_of
 
 __all__ = ["is_held", "upload_lfs"]
 
@@ -55,10 +57,20 @@ def upload_lfs(
         IntegrityError: `data` has another size or hash.
         StoreError: refused, or tried again in vain.
     """
-    actions = _upload_action(client, revision, path=path, nbytes=nbytes, sha256=sha256)
+    source = _Rewindable(data, path=path, nbytes=nbytes, sha256=sha256, on_sent=on_sent)
+    action = partial(_upload_action, client, revision, path=path, nbytes=nbytes, sha256=sha256)
+    try:
+        return _upload(client, action(), source, nbytes=nbytes, sha256=sha256)
+    except _ExpiredError as error:  # the action of now says so where the token may not write any more
+        client.patience.on_retry(path, error.message, 0.0)
+        return _upload(client, action(), source, nbytes=nbytes, sha256=sha256)
+
+
+def _upload(
+    client: HubClient, actions: Mapping[str, Any] | None, source: _Rewindable, *, nbytes: int, sha256: str
+) -> int:
     if actions is None:
         return 0
-    source = _Rewindable(data, path=path, nbytes=nbytes, sha256=sha256, on_sent=on_sent)
     upload = actions["upload"]
     part_bytes = int((upload.get("header") or {}).get("chunk_size", 0))
     if part_bytes:
@@ -68,7 +80,9 @@ def upload_lfs(
     if "verify" in actions:
         verify = actions["verify"]
         body = {"oid": sha256, "size": nbytes}
-        client.send("POST", verify["href"], f"verify {path}", needs="write", headers=verify.get("header"), json=body)
+        client.send(
+            "POST", verify["href"], f"verify {source.path}", needs="write", headers=verify.get("header"), json=body
+        )
     return nbytes
 
 
@@ -104,7 +118,8 @@ def _upload_parts(
         parts.append({"partNumber": number, "etag": response.headers["ETag"]})
     headers = {"Accept": _MEDIA_TYPE, "Content-Type": _MEDIA_TYPE}
     what = f"complete the upload of {source.path}"
-    client.send("POST", upload["href"], what, auth=False, headers=headers, json={"oid": sha256, "parts": parts})
+    with _signed(client, what):
+        client.send("POST", upload["href"], what, auth=False, headers=headers, json={"oid": sha256, "parts": parts})
 
 
 def _put(
@@ -124,7 +139,26 @@ def _put(
             raise_for_status(response)
         return response
 
-    return client.patience.insist(attempt, what)
+    with _signed(client, what):
+        return client.patience.insist(attempt, what)
+
+
+class _ExpiredError(StoreError):
+    """A signed URL that was refused."""
+
+
+@contextmanager
+def _signed(client: HubClient, what: str) -> Iterator[None]:
+    """A refusal says nothing of the token, which such a request does not carry."""
+    try:
+        yield
+    except StoreError as error:
+        if status_of(error) not in {401, 403}:
+            raise
+        raise _ExpiredError(
+            f"{client.repo}: cannot {what}: the storage refuses the URL that the Hub has signed: {words_of(error)}",
+            hint="is the clock right? run it again: what was finished is not sent again",
+        ) from error
 
 
 class _Rewindable:

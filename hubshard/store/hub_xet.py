@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Callbacks", "XetUploader"]
 
+_STATUS = re.compile(r"HTTP status \w+ error \((\d{3})\b")  # in the words of hf_xet, which has no other place for it
 _RETRIES = 2  # hf_xet tries each request again by itself
 _LOOK_SECONDS = 0.25
 _LOOK_SECONDS_AT_THE_END = 0.02
@@ -41,6 +43,18 @@ class _Access:
     token: str
     expiry: int
     refresh_url: str
+
+    @property
+    def has_expired(self) -> bool:
+        return time.time() >= self.expiry
+
+
+class _RefusedError(StoreError):
+    """What hf_xet was told with the status 401 or 403: by storage, or by the Hub where it renews its token."""
+
+    def __init__(self, message: str, *, status: int, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
 
 
 def _access_of(refresh_url: str, answer: Any) -> _Access:
@@ -100,11 +114,18 @@ class XetUploader:
         if access is None:
             return None
 
-        def attempt() -> tuple[str, int]:
+        def attempt(access: _Access) -> tuple[str, int]:
             content = CheckedContent(data, path=path, nbytes=nbytes, sha256=sha256, hashes=False)
             return self._attempt(access, content, path, nbytes, sha256, callbacks)
 
-        return self._client.patience.insist(attempt, path, most=_RETRIES)
+        try:
+            return self._client.patience.insist(partial(attempt, access), path, most=_RETRIES)
+        except _RefusedError as error:
+            fresh = self._access(revision, path)  # which says so where the Hub gives none any more
+            if fresh is None or not (error.status == 401 or access.has_expired):
+                raise
+            self._client.patience.on_retry(path, error.message, 0.0)
+        return self._client.patience.insist(partial(attempt, fresh), path, most=_RETRIES)
 
     def _access(self, revision: str | None, path: str) -> _Access | None:
         # For a pull request huggingface_hub names the revision "None", whose number is not known yet.
@@ -169,20 +190,28 @@ class XetUploader:
         try:
             yield
         except (OSError, RuntimeError) as error:
-            raise StoreError(
-                f"{self._client.repo}: cannot upload {path}: {without_queries(str(error))}",
-                hint=_hint(error),
-                retryable=isinstance(error, ConnectionError | TimeoutError),
-            ) from error
+            raise self._ours(error, path) from error
 
-
-def _hint(error: Exception) -> str:
-    if "I/O error" in str(error):  # what it says of files of its own
-        return (
-            f"Xet keeps notes in {constants.HF_XET_CACHE}: set HF_HOME or HF_XET_CACHE to a folder that can be written "
-            "to, or HF_HUB_DISABLE_XET=1"
-        )
-    return "is the Hub reachable? run it again: what was finished is not sent again"
+    def _ours(self, error: Exception, path: str) -> StoreError:
+        repo, words = self._client.repo, without_queries(str(error))
+        found = _STATUS.search(words)
+        status = int(found[1]) if found else None
+        if status in {401, 403}:
+            return _RefusedError(
+                f"{repo}: not allowed to upload {path}: the token must have write access to {repo}; Xet says: {words}",
+                status=status,
+                hint=f"log in with `hf auth login`, or pass a token with write access to {repo}",
+            )
+        hint = "run it again: what was finished is not sent again"
+        if "I/O error" in words:  # what it says of files of its own
+            hint = (
+                f"Xet keeps notes in {constants.HF_XET_CACHE}: set HF_HOME or HF_XET_CACHE to a folder that can be "
+                "written to, or HF_HUB_DISABLE_XET=1"
+            )
+        elif status is None:
+            hint = f"is the Hub reachable? {hint}"
+        is_retryable = isinstance(error, ConnectionError | TimeoutError)
+        return StoreError(f"{repo}: cannot upload {path}: {words}", hint=hint, retryable=is_retryable)
 
 
 class _Pulse:
