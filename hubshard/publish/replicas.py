@@ -10,12 +10,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from hubshard.errors import FormatError, StoreError
 from hubshard.protocols import Staged
 from hubshard.publish.delivery import Delivery, Published, Work
+from hubshard.publish.liveness import Lifeline, Watch
 from hubshard.publish.meeting import KeyStore, polled, reachable
 from hubshard.publish.outgoing import Outgoing
 from hubshard.publish.upload import Upload
@@ -46,6 +47,7 @@ class Replicas:
         self._limit_seconds = limit_seconds
         self._wait_seconds = wait_seconds
         self._key = ""
+        self._lifeline: Lifeline | None = None
         self._ended = threading.Event()
         self._beat = threading.Thread(target=self._tell_alive, name="hubshard-alive", daemon=True)
 
@@ -68,6 +70,8 @@ class Replicas:
         name = hashlib.sha256(what.encode()).hexdigest()[:16]
         key = f"{name}/{_calls[name]}"
         if self.leads:
+            self._lifeline = Lifeline()
+            self._store.set(f"{key}/lifeline", self._lifeline.address)
             self._store.set(f"{key}/alive", "0")
             self._key = key
             self._beat.start()
@@ -86,8 +90,8 @@ class Replicas:
     def follow(self, to: Delivery, outgoing: Outgoing, work: Work) -> Published:
         """See `Together`."""
         del to
-        with reachable():
-            told = self._outcome()
+        with reachable(), closing(Watch(self._store.get(f"{self._key}/lifeline").decode())) as watch:
+            told = self._outcome(watch)
             self._store.add(f"{self._key}/followed", 1)
         if "error" in told:
             raise error_of(told["error"])
@@ -117,25 +121,27 @@ class Replicas:
             for _ in polled(_FAREWELL_SECONDS):
                 if self._store.add(f"{self._key}/followed", 0) >= self._store.add(f"{self._key}/following", 0):
                     break
+        if self._lifeline is not None:
+            self._lifeline.close()
 
     def _tell(self, outcome: Mapping[str, Any]) -> None:
         # what was published stays so where nobody can be told of it: torch.distributed raises RuntimeError for that
         with suppress(RuntimeError):
             self._store.set(f"{self._key}/done", told_bytes(outcome).decode())
 
-    def _outcome(self) -> Any:
+    def _outcome(self, watch: Watch) -> Any:
         last, since = b"", time.monotonic()
         for _ in polled(_FOREVER_SECONDS, longest_seconds=_LONGEST_POLL_SECONDS):
+            has_ended = watch.has_ended()  # asked first: it may have told what came of it, and ended
             if self._store.check([f"{self._key}/done"]):
                 break
+            if has_ended:
+                raise _gone("is gone")
             alive = self._store.get(f"{self._key}/alive")
             if alive != last:
                 last, since = alive, time.monotonic()
             elif time.monotonic() - since > self._limit_seconds:
-                raise StoreError(
-                    f"rank 0, which publishes, has been silent for {self._limit_seconds:.0f} s",
-                    hint="see what became of it; then publish again: what was finished is not sent again",
-                )
+                raise _gone(f"has been silent for {self._limit_seconds:.0f} s")
         return told_value(self._store.get(f"{self._key}/done"))
 
     def _wait_for_first(self, key: str, what: str) -> None:
@@ -154,3 +160,10 @@ class Replicas:
             beat += 1
             with suppress(RuntimeError):
                 self._store.set(f"{self._key}/alive", str(beat))
+
+
+def _gone(how: str) -> StoreError:
+    return StoreError(
+        f"rank 0, which publishes, {how}",
+        hint="see what became of it; then publish again: what was finished is not sent again",
+    )

@@ -295,6 +295,20 @@ def killed() -> None:
     FOUND["killed"] = refused(model, repo("killed"), on_event=die, **options)
 
 
+def replicas_killed() -> None:
+    """Rank 0 dies after its second shard, while the others, which hold the same, wait for what comes of it."""
+    staged: list[str] = []
+
+    def die(event: hubshard.Event) -> None:
+        staged.extend([event.path] if event.kind == "staged" else [])
+        if len(staged) == 2:
+            time.sleep(2)  # so that the others wait
+            os.kill(os.getpid(), 9)
+
+    options: dict[str, Any] = {"max_shard_size": "40kB", "staging_batch_size": 1, "stall_seconds": 1000}
+    FOUND["killed"] = refused(layers(24, 96), repo("replicas-killed"), on_event=die, **options)
+
+
 def resumed() -> None:
     events: list[hubshard.Event] = []
     whole, model = layers(24, 96), layers(24, 96)
@@ -341,6 +355,7 @@ CASES: dict[str, Callable[[], None]] = {
         refusals,
         some,
         killed,
+        replicas_killed,
         resumed,
         memory,
     )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.conftest import Hub
 
 torch = pytest.importorskip("torch")
+TCPStore = pytest.importorskip("torch.distributed").TCPStore
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.timeout(600)  # starting many processes takes its time on a busy machine
@@ -194,11 +195,13 @@ def test_some_ranks_of_a_job_publish_what_is_split_over_them_however_many_groups
     assert four.files("some") == four.files("some-whole")
 
 
-def _processes(world: int, env: Mapping[str, str], out: Path, case: str) -> list[subprocess.Popen[str]]:
+def _processes(
+    world: int, env: Mapping[str, str], out: Path, case: str, *, port: int | None = None
+) -> list[subprocess.Popen[str]]:
     # without torchrun, which would end the others itself when one has died
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        port = port or free.getsockname()[1]
     env = {**env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
     return [
         subprocess.Popen(
@@ -235,6 +238,25 @@ def test_a_rank_is_killed_the_others_end_by_themselves_and_the_next_run_sends_on
     assert kept <= {path for found in ranks.found for path in found["skipped"]}
     assert len(ranks.commits("killed")) == 2
     assert [branch.name for branch in api.list_repo_refs("ranks-2/killed").branches] == ["main"]
+
+
+@pytest.mark.parametrize("keeps_store", [True, False])
+def test_rank_0_of_replicas_is_killed_and_the_others_end_by_themselves(
+    hub: Hub, tmp_path: Path, keeps_store: bool
+) -> None:
+    env = hub.client_env()
+    if not keeps_store:  # as under torchrun, where it outlives the ranks
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        env |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    processes = _processes(3, env, tmp_path, "replicas_killed", port=None if keeps_store else store.port)
+    errors = [process.communicate(timeout=400)[1] for process in processes]
+    assert processes[0].returncode == KILLED, errors[0][-4000:]
+    for rank in (1, 2):
+        assert (tmp_path / f"rank{rank}.json").exists(), errors[rank][-4000:]
+        told = json.loads((tmp_path / f"rank{rank}.json").read_text())["killed"]
+        assert told.startswith("StoreError: ")
+        assert ("the ranks cannot reach each other" if keeps_store else "rank 0, which publishes, is gone") in told
+        assert "publish again: what was finished is not sent again" in told
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
