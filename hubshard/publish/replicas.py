@@ -114,13 +114,12 @@ class Replicas:
         The process of rank 0 often keeps the store, and ends soon.
         """
         self._ended.set()
-        if self._beat.ident is None:
-            return
-        self._beat.join()
-        with suppress(RuntimeError):
-            for _ in polled(_FAREWELL_SECONDS):
-                if self._store.add(f"{self._key}/followed", 0) >= self._store.add(f"{self._key}/following", 0):
-                    break
+        if self._beat.ident is not None:
+            self._beat.join()
+            with suppress(RuntimeError):
+                for _ in polled(_FAREWELL_SECONDS):
+                    if self._store.add(f"{self._key}/followed", 0) >= self._store.add(f"{self._key}/following", 0):
+                        break
         if self._lifeline is not None:
             self._lifeline.close()
 
