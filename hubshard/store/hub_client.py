@@ -90,7 +90,11 @@ class HubClient:
     def headers_for(self, url: str) -> dict[str, str]:
         """Fresh headers of a request to `url`: the token goes to the Hub, and to no other server."""
         headers = self.headers()
-        return headers if _origin(url) == _origin(self.endpoint) else without_token(headers)
+        return without_token(headers) if self.is_elsewhere(url) else headers
+
+    def is_elsewhere(self, url: str) -> bool:
+        """Whether a URL leads to another server than the Hub."""
+        return _origin(url) != _origin(self.endpoint)
 
     def api(self) -> HfApi:
         """huggingface_hub's own client, with the token of now."""

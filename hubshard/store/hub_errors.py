@@ -26,16 +26,17 @@ from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundE
 from hubshard.store.patience import BusyError, NoConnectionError
 
 __all__ = [
+    "SignatureError",
     "from_http",
     "is_revision_missing",
     "is_transient",
     "is_unreachable",
     "raise_for_status",
+    "signed",
     "status_of",
     "translated",
     "understood",
     "without_queries",
-    "words_of",
 ]
 
 _SKEW_SECONDS = 120.0
@@ -75,6 +76,34 @@ def translated(what: str, repo: str, *, needs: str = "read") -> Iterator[None]:
         ) from error
     except HFValidationError as error:
         raise FormatError(f"{repo}: {error}") from error
+
+
+class SignatureError(StoreError):
+    """A storage refused a URL that the Hub has signed: it may have expired."""
+
+
+@contextlib.contextmanager
+def signed(what: str, repo: str) -> Iterator[None]:
+    """Around requests by a signed URL: a refusal says nothing of the token, which such a request does not carry.
+
+    Args:
+        what: what is done, after "cannot".
+        repo: "org/name", for messages.
+
+    Raises:
+        SignatureError: in the place of what `translated` makes of it.
+    """
+    try:
+        yield
+    except StoreError as error:
+        cause = error.__cause__
+        if not isinstance(cause, HfHubHTTPError) or cause.response.status_code not in {401, 403}:
+            raise
+        words = f"{_words(cause)}{_skew(cause)}"
+        raise SignatureError(
+            f"{repo}: cannot {what}: the storage refuses the URL that the Hub has signed: {words}",
+            hint="is the clock right? run it again: it is signed anew",
+        ) from cause
 
 
 @contextlib.contextmanager
@@ -203,9 +232,3 @@ def status_of(error: HubshardError) -> int | None:
     """The HTTP status behind one of our errors, where an answer of the Hub is behind it."""
     cause = error.__cause__
     return int(cause.response.status_code) if isinstance(cause, HfHubHTTPError) else None
-
-
-def words_of(error: HubshardError) -> str:
-    """What the server itself said, where an answer is behind one of our errors; else our own words."""
-    cause = error.__cause__
-    return f"{_words(cause)}{_skew(cause)}" if isinstance(cause, HfHubHTTPError) else error.message

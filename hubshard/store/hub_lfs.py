@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,7 @@ from hubshard.errors import IntegrityError, StoreError
 from hubshard.protocols import Content
 from hubshard.store.content import blocks_of
 from hubshard.store.hub_client import HubClient
-from hubshard.store.hub_errors import raise_for_status, status_of, translated, words_of
+from hubshard.store.hub_errors import SignatureError, raise_for_status, signed, translated
 
 __all__ = ["is_held", "upload_lfs"]
 
@@ -61,7 +60,7 @@ def upload_lfs(
     action = partial(_upload_action, client, revision, path=path, nbytes=nbytes, sha256=sha256)
     try:
         return _upload(client, action(), source, nbytes=nbytes, sha256=sha256)
-    except _ExpiredError as error:  # the action of now says so where the token may not write any more
+    except SignatureError as error:  # the action of now says so where the token may not write any more
         client.patience.on_retry(path, error.message, 0.0)
         return _upload(client, action(), source, nbytes=nbytes, sha256=sha256)
 
@@ -118,7 +117,7 @@ def _upload_parts(
         parts.append({"partNumber": number, "etag": response.headers["ETag"]})
     headers = {"Accept": _MEDIA_TYPE, "Content-Type": _MEDIA_TYPE}
     what = f"complete the upload of {source.path}"
-    with _signed(client, what):
+    with signed(what, client.repo):
         client.send("POST", upload["href"], what, auth=False, headers=headers, json={"oid": sha256, "parts": parts})
 
 
@@ -139,26 +138,8 @@ def _put(
             raise_for_status(response)
         return response
 
-    with _signed(client, what):
+    with signed(what, client.repo):
         return client.patience.insist(attempt, what)
-
-
-class _ExpiredError(StoreError):
-    """A signed URL that was refused."""
-
-
-@contextmanager
-def _signed(client: HubClient, what: str) -> Iterator[None]:
-    """A refusal says nothing of the token, which such a request does not carry."""
-    try:
-        yield
-    except StoreError as error:
-        if status_of(error) not in {401, 403}:
-            raise
-        raise _ExpiredError(
-            f"{client.repo}: cannot {what}: the storage refuses the URL that the Hub has signed: {words_of(error)}",
-            hint="is the clock right? run it again: what was finished is not sent again",
-        ) from error
 
 
 class _Rewindable:

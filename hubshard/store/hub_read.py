@@ -15,7 +15,7 @@ from huggingface_hub.utils import httpx
 from hubshard.errors import IntegrityError, StoreError
 from hubshard.protocols import Buffer, Entry
 from hubshard.store.hub_client import HubClient
-from hubshard.store.hub_errors import translated
+from hubshard.store.hub_errors import signed, translated
 from hubshard.store.hub_get import GetAnswer, get
 from hubshard.store.patience import may_pass
 
@@ -144,12 +144,18 @@ class RangeReader:
                     url = first
                     continue
                 if answer.status != 416:  # past the end of the file: told below
-                    answer.raise_for_status()
+                    self._raise_for_status(answer, url, f"read {path} at {commit[:12]}")
                 self._check(answer, path, start, stop)
                 self._remember(first, url)
                 yield answer
                 return
         raise StoreError(f"{self._client.repo}: {path}: more than {_MAX_HOPS} redirects, the last to {_bare(url)}")
+
+    def _raise_for_status(self, answer: GetAnswer, url: str, what: str) -> None:
+        if self._client.is_elsewhere(url):
+            with signed(what, self._client.repo), translated(what, self._client.repo):
+                answer.raise_for_status()
+        answer.raise_for_status()
 
     def _following(self, url: str, location: str, path: str) -> str:
         """Where a redirect leads."""

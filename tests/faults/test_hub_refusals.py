@@ -13,7 +13,7 @@ from hubshard.errors import StoreError
 from hubshard.hubserver import Settings
 from hubshard.store.hub import HubStore
 from tests.faults.models import Repo, new_repo
-from tests.faults.proxy import Answer, Exchange, Fault, Proxy, drop, proxied, say
+from tests.faults.proxy import Answer, Exchange, Fault, Proxy, drop, proxied, redirect, say
 
 if TYPE_CHECKING:
     from tests.conftest import Hub, StartHub
@@ -174,3 +174,28 @@ def test_a_signed_url_of_xet_storage_that_has_expired_is_asked_for_again(place: 
     assert into == content
     assert not place.proxy.faults
     assert place.proxy.lines(r"GET /.*/resolve/") == [], "by Xet to its end"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_storage_that_refuses_a_redirected_read_says_nothing_of_the_token(
+    place: Place, module_hub: Hub, status: int
+) -> None:
+    place.upload(CONTENT)
+    at = place.store.head("main")
+    assert at is not None
+    resolve = rf"GET /{place.repo.repo_id}/resolve/"
+    with proxied(module_hub.port) as elsewhere:
+        url = f"{elsewhere.url}/{place.repo.repo_id}/resolve/{at.commit}/n.safetensors?signed=secret"
+        place.proxy.always(resolve, redirect(url))
+        elsewhere.fail(resolve, Exchange.done, say(status, "expired"))
+        into = bytearray(len(CONTENT))
+        for _ in range(2):  # the second time, what was remembered has expired
+            place.store.read(at, "n.safetensors", 0, len(CONTENT), memoryview(into))
+        assert into == CONTENT
+        elsewhere.always(resolve, say(status, "expired"))
+        with pytest.raises(
+            StoreError, match=r"n\.safetensors at .* refuses the URL that the Hub has signed: exp"
+        ) as it:
+            place.store.read(at, "n.safetensors", 0, len(CONTENT), memoryview(into))
+        assert "secret" not in str(it.value)
+        assert not it.value.retryable
