@@ -15,7 +15,8 @@ from typing import Any
 from hubshard import errors
 from hubshard.errors import FormatError, HubshardError, StoreError
 from hubshard.steps.canonical import decode, encode
-from hubshard.steps.step import Step, decode_step, encode_step
+from hubshard.steps.step import Step
+from hubshard.steps.step_json import decode_step, encode_step
 
 __all__ = ["error_of", "plain_error", "told_bytes", "told_value"]
 

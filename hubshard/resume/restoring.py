@@ -22,7 +22,8 @@ from hubshard.resume.saves.snapshot import is_stateful, tree_of
 from hubshard.resume.saves.step_files import open_files
 from hubshard.resume.team import Team
 from hubshard.steps.places import BranchPlace, OpenStep
-from hubshard.steps.step import NewerVersionError, Step, step_folder
+from hubshard.steps.step import Step, step_folder
+from hubshard.steps.step_json import NewerVersionError
 
 __all__ = ["Restored", "Restorer", "passing_over"]
 

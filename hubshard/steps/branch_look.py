@@ -20,7 +20,8 @@ from hubshard.steps.checking import FileCheck
 from hubshard.steps.freeing import Freed, free_storage, unneeded_files
 from hubshard.steps.places import BranchPlace, OpenStep, find_step, no_branch
 from hubshard.steps.save_cost import PastSave, cost_in, step_in, step_title
-from hubshard.steps.step import MANIFEST_NAME, NewerVersionError, StepFile, step_folder, step_number
+from hubshard.steps.step import MANIFEST_NAME, StepFile, step_folder, step_number
+from hubshard.steps.step_json import NewerVersionError
 
 if TYPE_CHECKING:
     from hubshard.store.hub import HubStore
@@ -121,7 +122,7 @@ class BranchLook:
         names, nbytes = entries.keys() - {MANIFEST_NAME}, sum(entry.nbytes for entry in entries.values())
         is_newer = False
         try:
-            world_size, problem = self.place.open(step).step.world_size, None
+            world_size, problem = self.place.glance(step).world_size, None
         except (NotFoundError, IncompleteError, IntegrityError, FormatError) as error:
             world_size, problem, is_newer = None, error.message, isinstance(error, NewerVersionError)
         return StepSummary(step, world_size, nbytes, len(names), problem, saved.get(step), is_newer)

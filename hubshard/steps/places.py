@@ -14,7 +14,8 @@ from hubshard.errors import FormatError, HubshardError, IncompleteError, Integri
 from hubshard.messages import listed
 from hubshard.protocols import Entry, Reader, Revision
 from hubshard.steps.reading import LOCAL, REMOTE, StepFolder
-from hubshard.steps.step import MANIFEST_NAME, NewerVersionError, Step, decode_step, step_folder, step_number
+from hubshard.steps.step import MANIFEST_NAME, Step, StepFile, step_folder, step_number
+from hubshard.steps.step_json import NewerVersionError, StepHead, decode_head, decode_step
 from hubshard.store.local import LocalStore
 
 if TYPE_CHECKING:
@@ -140,11 +141,21 @@ class BranchPlace:
 
     def open(self, step: int) -> OpenStep:
         """See `Place`."""
+        return _opened(self._folder(step), self.entries(step))
+
+    def glance(self, step: int) -> StepHead:
+        """What is in a step, as far as a list shows it. Fails as `open` does, but for where its tensors lie."""
+        folder, entries = self._folder(step), self.entries(step)
+        raw, where = _manifest(folder, entries)
+        head = decode_head(raw, path=where)
+        _check_files(folder, head.files, entries)
+        return head
+
+    def _folder(self, step: int) -> StepFolder:
         folder = step_folder(step)
         if step not in self._folders:
             raise NotFoundError(f"{self._where}: there is no {folder}", hint="see `hubshard resume list`")
-        at = StepFolder(self._store, self.at, f"{folder}/", f"{self._where}/{folder}", REMOTE)
-        return _opened(at, self._folders[step])
+        return StepFolder(self._store, self.at, f"{folder}/", f"{self._where}/{folder}", REMOTE)
 
 
 def find_step(places: Sequence[Place], step: int | None) -> OpenStep:
@@ -178,6 +189,17 @@ def find_step(places: Sequence[Place], step: int | None) -> OpenStep:
 
 
 def _opened(folder: StepFolder, entries: Mapping[str, Entry]) -> OpenStep:
+    raw, where = _manifest(folder, entries)
+    step = decode_step(raw, path=where)
+    _check_files(folder, step.files, entries)
+    ignored = tuple(sorted(entries.keys() - step.file_of.keys() - {MANIFEST_NAME}))
+    if ignored:
+        _LOG.warning("%s: not part of the step, and ignored: %s", folder.where, listed(ignored, most=_MOST_NAMED))
+    return OpenStep(folder, step, hashlib.sha256(raw).hexdigest(), ignored)
+
+
+def _manifest(folder: StepFolder, entries: Mapping[str, Entry]) -> tuple[bytes, str]:
+    """The bytes of a manifest, and what it is called in errors."""
     entry = entries.get(MANIFEST_NAME)
     if entry is None:
         raise IncompleteError(
@@ -189,21 +211,16 @@ def _opened(folder: StepFolder, entries: Mapping[str, Entry]) -> OpenStep:
         )
     raw = bytearray(entry.nbytes)
     folder.read(MANIFEST_NAME, 0, entry.nbytes, memoryview(raw))
-    step = decode_step(bytes(raw), path=f"{folder.where}/{MANIFEST_NAME}")
-    _check_files(folder, step, entries)
-    ignored = tuple(sorted(entries.keys() - step.file_of.keys() - {MANIFEST_NAME}))
-    if ignored:
-        _LOG.warning("%s: not part of the step, and ignored: %s", folder.where, listed(ignored, most=_MOST_NAMED))
-    return OpenStep(folder, step, hashlib.sha256(raw).hexdigest(), ignored)
+    return bytes(raw), f"{folder.where}/{MANIFEST_NAME}"
 
 
-def _check_files(folder: StepFolder, step: Step, entries: Mapping[str, Entry]) -> None:
-    missing = [file.name for file in step.files if file.name not in entries]
+def _check_files(folder: StepFolder, files: Sequence[StepFile], entries: Mapping[str, Entry]) -> None:
+    missing = [file.name for file in files if file.name not in entries]
     if missing:
         raise IncompleteError(
             f"{folder.where}: missing: {listed(missing, most=_MOST_NAMED)}", hint="restore an older step"
         )
-    for file in step.files:
+    for file in files:
         entry = entries[file.name]
         if entry.nbytes != file.nbytes:
             raise IntegrityError(

@@ -11,66 +11,44 @@ A file holds pieces, each a tensor under its name where it is whole and under `n
 is a part (see `piece_key`). Its own name ends with the first digits of its sha256, so a step that is saved again never
 writes over a file that an older manifest names.
 
-`manifest.json` is one line: `{"format":"hubshard-step","sha256":…,"step":…,"version":1}`, where "sha256" is that of the
-canonical JSON of "step" (see `canonical`), an object of
-
-- "step", "world_size": numbers; "metadata": anything that whoever saved the step wants to say of it;
-- "files": a list of `[name, size, where the data begins, sha256, block size, sha256s of its blocks]`, sorted by name.
-  The last is the digests one after the other, as bytes; empty for a file of one block;
-- "tilings": a list of `[shape, offsets, sizes]`, the latter two with one column per dimension (see `columns`);
-- "tensors": name to `[dtype, number of its tiling, files, starts, path]`: column of the file that holds each box of
-  the tiling, by its number in "files", column of where in that file's data it begins (bytes), and the keys that lead
-  to the tensor in the nested state, or null where that is its name alone;
-- "scalars": name to `[value, path]` of what is no tensor.
+The bytes of `manifest.json` are those of `hubshard.steps.step_json`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import index
-from typing import Any
 
 from hubshard.errors import FormatError
 from hubshard.header import check_name
 from hubshard.manifest import Extent, FileDigest, Manifest, Piece
 from hubshard.paths import check_case, check_plain_path
-from hubshard.steps.canonical import decode, encode
 from hubshard.steps.columns import Column
 from hubshard.steps.tiling import Tiling
 from hubshard.tensors import Box, TensorSpec, dtype_bits
 
 __all__ = [
     "MANIFEST_NAME",
-    "NewerVersionError",
     "Placement",
     "Step",
     "StepFile",
     "TreePath",
     "checked_number",
-    "decode_step",
-    "encode_step",
     "piece_key",
     "step_folder",
     "step_number",
 ]
 
 MANIFEST_NAME = "manifest.json"
-_FORMAT = "hubshard-step"
-_VERSION = 1
 _FOLDER = re.compile(r"step-([0-9]{8,18})\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _LOOKS_LIKE_A_PART = re.compile(r"@[0-9,]*\Z")
 _SHA256_BYTES = 32
 _MOST_BLOCK_BYTES = 2**30
-_KEYS = {"step", "world_size", "metadata", "files", "tilings", "tensors", "scalars"}
-
-
-class NewerVersionError(FormatError):
-    """A step of a later version of the format: whole perhaps, so not to be passed over or removed as if broken."""
 
 
 TreePath = tuple[str | int, ...]
@@ -259,139 +237,3 @@ def _check_placement(name: str, placement: Placement, limits: Sequence[int]) -> 
         for start, numel, room in zip(placement.starts, tiling.numels, rooms, strict=True)
     ):
         raise FormatError(f"tensor {name!r}: a piece lies outside its file")
-
-
-# The manifest as bytes
-
-
-def encode_step(step: Step) -> bytes:
-    """The bytes of `manifest.json`."""
-    tilings: dict[Tiling, int] = {}
-    tensors = {
-        name: [
-            placement.spec.dtype,
-            tilings.setdefault(placement.tiling, len(tilings)),
-            placement.files.to_json(),
-            placement.starts.to_json(),
-            _path_to_json(placement.path, name),
-        ]
-        for name, placement in sorted(step.tensors.items())
-    }
-    body = {
-        "step": step.step,
-        "world_size": step.world_size,
-        "metadata": dict(step.metadata),
-        "files": [
-            [file.name, file.nbytes, file.data_start, file.sha256, file.block_bytes, file.blocks] for file in step.files
-        ],
-        "tilings": [tiling.to_json() for tiling in tilings],
-        "tensors": tensors,
-        "scalars": {
-            name: [value, _path_to_json(step.scalar_paths.get(name, (name,)), name)]
-            for name, value in step.scalars.items()
-        },
-    }
-    raw = encode(body, path="the step")
-    sha256 = hashlib.sha256(raw).hexdigest()
-    return b'{"format":"%b","sha256":"%b","step":%b,"version":%d}\n' % (
-        _FORMAT.encode(),
-        sha256.encode(),
-        raw,
-        _VERSION,
-    )
-
-
-def decode_step(raw: bytes, *, path: str) -> Step:
-    """Read and check `manifest.json` completely.
-
-    Args:
-        raw: its bytes.
-        path: named in errors.
-
-    Raises:
-        FormatError: damaged, of another format, or it describes no complete state.
-        NewerVersionError: of another version.
-    """
-    table = decode(raw, path=path)
-    if not isinstance(table, dict) or table.get("format") != _FORMAT or type(table.get("version")) is not int:
-        raise FormatError(f"{path}: this is no manifest of a step", hint="it is something else, or damaged")
-    if table["version"] != _VERSION:
-        raise NewerVersionError(
-            f"{path}: written in version {table['version']} of the step format; this is version {_VERSION}",
-            hint="update hubshard, or name an older step",
-        )
-    body = raw.partition(b'","step":')[2].removesuffix(b',"version":1}\n')
-    if table.keys() != {"format", "sha256", "step", "version"} or hashlib.sha256(body).hexdigest() != table["sha256"]:
-        raise FormatError(f"{path}: the manifest is not as it was written", hint="it is damaged: use another step")
-    try:
-        return _step_of(table["step"], path).validate()
-    except FormatError as error:
-        if error.message.startswith(path):
-            raise
-        raise FormatError(f"{path}: {error.message}", hint=error.hint) from error
-
-
-def _step_of(body: Any, path: str) -> Step:
-    _expect(isinstance(body, dict) and body.keys() == _KEYS, path, "the keys of a step")
-    _expect(_is_count(body["step"]) and _is_count(body["world_size"]), path, "a step and a world size")
-    _expect(all(isinstance(body[key], dict) for key in ("metadata", "tensors", "scalars")), path, "objects")
-    _expect(all(isinstance(body[key], list) for key in ("files", "tilings")), path, "lists")
-    tilings = [Tiling.from_json(item, path=path) for item in body["tilings"]]
-    _expect(all(_is_row(row, 2) for row in body["scalars"].values()), path, "a value and a path per scalar")
-    return Step(
-        step=body["step"],
-        world_size=body["world_size"],
-        files=[_file_of(row, path) for row in body["files"]],
-        tensors={name: _placement_of(name, row, tilings, path) for name, row in sorted(body["tensors"].items())},
-        scalars={name: row[0] for name, row in body["scalars"].items()},
-        scalar_paths={name: _path_of(row[1], name, path) for name, row in body["scalars"].items()},
-        metadata=body["metadata"],
-    )
-
-
-def _file_of(row: Any, path: str) -> StepFile:
-    kinds: Sequence[Callable[[Any], bool]] = (_is_text, _is_count, _is_count, _is_text, _is_count, _is_bytes)
-    _expect(
-        _is_row(row, 6) and all(kind(item) for kind, item in zip(kinds, row, strict=True)), path, "six facts a file"
-    )
-    return StepFile(*row)
-
-
-def _placement_of(name: str, row: Any, tilings: Sequence[Tiling], path: str) -> Placement:
-    _expect(_is_row(row, 5) and _is_text(row[0]) and _is_count(row[1]), path, "five facts a tensor")
-    _expect(row[1] < len(tilings), path, f"a tiling of {name!r}")
-    tiling = tilings[row[1]]
-    files, starts = (Column.from_json(column, path=path) for column in row[2:4])
-    return Placement(TensorSpec(name, row[0], tiling.shape), tiling, files, starts, _path_of(row[4], name, path))
-
-
-def _path_to_json(path: TreePath, name: str) -> list[str | int] | None:
-    return None if path == (name,) else list(path)
-
-
-def _path_of(value: Any, name: str, path: str) -> TreePath:
-    if value is None:
-        return (name,)
-    _expect(isinstance(value, list) and {*map(type, value)} <= {str, int}, path, f"the path of {name!r}")
-    return tuple(value)
-
-
-def _expect(found: bool, path: str, what: str) -> None:  # noqa: FBT001  # it reads as an assertion
-    if not found:
-        raise FormatError(f"{path}: the manifest lacks {what}", hint="it is damaged: use another step")
-
-
-def _is_row(value: Any, length: int) -> bool:
-    return isinstance(value, list) and len(value) == length
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_bytes(value: Any) -> bool:
-    return isinstance(value, bytes)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63

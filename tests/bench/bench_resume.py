@@ -3,7 +3,8 @@
 `python tests/bench/bench_resume.py [RANKS TENSORS]` (default 4096 2000) prints a table. Every tensor is cut along its
 first dimension over all ranks, as FSDP2 does, and a scalar per four tensors is held by one rank. Timed: what one rank
 does (plan its files, their headers, its receipt), and what one coordinator and one reader do: merge all receipts,
-write the manifest, read and validate it, and find what one rank of three quarters as many would read.
+write the manifest, read and validate it, read what a list of steps shows of it, and find what one rank of three
+quarters as many would read.
 Bytes of tensors are never made.
 """
 
@@ -23,7 +24,8 @@ import psutil
 from hubshard.reads import plan_reads
 from hubshard.steps.parts import FileReceipt, Part, PlannedFile, block_bytes_for, merge, plan_files
 from hubshard.steps.reading import part_manifest
-from hubshard.steps.step import StepFile, decode_step, encode_step
+from hubshard.steps.step import StepFile
+from hubshard.steps.step_json import decode_head, decode_step, encode_step
 from hubshard.tensors import Box, TensorSpec
 
 SHAPES = [(8192, 1024), (8192, 3584), (28672, 1024), (8192,), (8191, 1023), (50257, 1024), (5000, 33)]
@@ -127,6 +129,9 @@ def main() -> None:
     begun = clock()
     again = decode_step(raw, path="manifest.json")
     rows.append(("read and validate it", clock() - begun))
+    begun = clock()
+    decode_head(raw, path="manifest.json")
+    rows.append(("read what a list of steps shows", clock() - begun))
     assert encode_step(replace(again)) == raw
     begun = clock()
     wanted = [(spec.name, box_of(spec, 77, ranks * 3 // 4)) for spec in specs]

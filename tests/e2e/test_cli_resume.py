@@ -18,7 +18,8 @@ from hubshard.steps.intervals import best_interval_seconds
 from hubshard.steps.parts import Part, merge, plan_files
 from hubshard.steps.places import LocalPlace
 from hubshard.steps.save_cost import SaveCost
-from hubshard.steps.step import encode_step, step_folder
+from hubshard.steps.step import step_folder
+from hubshard.steps.step_json import encode_step
 from hubshard.steps.writing import PieceStream, commit_step, stage_stream
 from hubshard.store.hub import HubStore
 from hubshard.tensors import Box, TensorSpec

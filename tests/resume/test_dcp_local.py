@@ -17,7 +17,8 @@ import pytest
 
 from hubshard.errors import FormatError, IntegrityError
 from hubshard.header import decode_header
-from hubshard.steps.step import decode_step, step_folder
+from hubshard.steps.step import step_folder
+from hubshard.steps.step_json import decode_step
 
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")

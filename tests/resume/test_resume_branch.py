@@ -33,7 +33,8 @@ torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
 from hubshard import ResumeBranch  # noqa: E402
-from hubshard.steps.step import MANIFEST_NAME, decode_step, step_folder  # noqa: E402
+from hubshard.steps.step import MANIFEST_NAME, step_folder  # noqa: E402
+from hubshard.steps.step_json import decode_step  # noqa: E402
 
 
 def _state(seed: int, rows: int = 700) -> dict[str, Any]:

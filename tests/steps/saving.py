@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hubshard.steps.parts import FileReceipt, Part, merge, plan_files
-from hubshard.steps.step import Step, encode_step, step_folder
+from hubshard.steps.step import Step, step_folder
+from hubshard.steps.step_json import encode_step
 from hubshard.steps.writing import PieceStream, write_local, write_manifest
 from hubshard.tensors import Box, TensorSpec
 

@@ -21,20 +21,13 @@ from hubshard.header import decode_header
 from hubshard.manifest import Extent
 from hubshard.protocols import Revision
 from hubshard.reads import Copy, plan_reads
+from hubshard.steps.canonical import encode
 from hubshard.steps.columns import Column
 from hubshard.steps.parts import FileReceipt, Part, block_bytes_for, merge, plan_files
 from hubshard.steps.places import LocalPlace
 from hubshard.steps.reading import LOCAL, StepFolder, copy_runs, part_manifest, read_boxes
-from hubshard.steps.step import (
-    Placement,
-    Step,
-    StepFile,
-    decode_step,
-    encode_step,
-    piece_key,
-    step_folder,
-    step_number,
-)
+from hubshard.steps.step import Placement, Step, StepFile, piece_key, step_folder, step_number
+from hubshard.steps.step_json import NewerVersionError, StepHead, decode_head, decode_step, encode_step
 from hubshard.steps.tiling import Tiling
 from hubshard.steps.writing import PieceStream, prepare_folder, write_local, write_manifest
 from hubshard.store.local import LocalStore
@@ -282,6 +275,8 @@ def test_a_manifest_that_was_changed_is_refused(tmp_path: Path, change: Any) -> 
     raw = encode_step(write(tmp_path, 2))
     with pytest.raises(FormatError, match="the/manifest"):
         decode_step(change(raw), path="the/manifest")
+    with pytest.raises(FormatError, match="the/manifest"):
+        decode_head(change(raw), path="the/manifest")
 
 
 def test_a_manifest_of_a_later_version_says_so(tmp_path: Path) -> None:
@@ -289,18 +284,37 @@ def test_a_manifest_of_a_later_version_says_so(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="version 2 of the step format") as caught:
         decode_step(raw, path="m")
     assert caught.value.hint == "update hubshard, or name an older step"
+    with pytest.raises(NewerVersionError, match="version 2 of the step format"):
+        decode_head(raw, path="m")
+
+
+def test_the_head_of_a_manifest_is_what_a_list_of_steps_shows(tmp_path: Path) -> None:
+    step = write(tmp_path, 3, max_file_bytes=200)
+    head = decode_head(encode_step(step), path="m")
+    assert head == StepHead(step.step, 3, step.files)
+
+
+@pytest.mark.parametrize(("key", "value"), [("files", {}), ("files", [["a", 1]]), ("world_size", -1), ("step", "1")])
+def test_a_head_that_is_none_is_refused(key: str, value: object) -> None:
+    body = json.loads(encode_step(_one()))["step"] | {key: value}
+    with pytest.raises(FormatError, match="m: the manifest lacks"):
+        decode_head(_signed(body), path="m")
+    with pytest.raises(FormatError, match="m: the manifest lacks"):
+        decode_step(_signed(body), path="m")
 
 
 def test_a_manifest_with_huge_columns_is_refused_before_they_fill_the_memory() -> None:
-    from hubshard.steps.canonical import encode
-
     body = json.loads(encode_step(_one()))["step"]
     body["tilings"][0][1] = [[[0, 0, 2**60]]]
+    with pytest.raises(FormatError, match="at most"):
+        decode_step(_signed(body), path="m")
+
+
+def _signed(body: object) -> bytes:
+    """A manifest whose hash is right, whatever it holds."""
     raw = encode(body)
     sha256 = hashlib.sha256(raw).hexdigest().encode()
-    whole = b'{"format":"hubshard-step","sha256":"%b","step":%b,"version":1}\n' % (sha256, raw)
-    with pytest.raises(FormatError, match="at most"):
-        decode_step(whole, path="m")
+    return b'{"format":"hubshard-step","sha256":"%b","step":%b,"version":1}\n' % (sha256, raw)
 
 
 @given(st.lists(st.integers(0, 6), max_size=60) | st.lists(st.sampled_from([0, 7, 2**40]), max_size=40))

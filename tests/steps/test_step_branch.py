@@ -21,7 +21,8 @@ from hubshard.steps.branch import StepBranch
 from hubshard.steps.freeing import Freed
 from hubshard.steps.parts import Part, merge, plan_files
 from hubshard.steps.places import LocalPlace
-from hubshard.steps.step import Step, encode_step, step_folder
+from hubshard.steps.step import Step, step_folder
+from hubshard.steps.step_json import encode_step
 from hubshard.steps.writing import PieceStream, commit_step, stage_stream
 from hubshard.store.hub import HubStore
 from hubshard.tensors import Box, TensorSpec

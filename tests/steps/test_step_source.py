@@ -19,7 +19,8 @@ from hubshard.shardfile import stream_shard
 from hubshard.steps.checked import CheckedReader
 from hubshard.steps.places import LocalPlace, OpenStep
 from hubshard.steps.source import StepSource, open_step
-from hubshard.steps.step import Placement, Step, StepFile, encode_step, step_folder
+from hubshard.steps.step import Placement, Step, StepFile, step_folder
+from hubshard.steps.step_json import encode_step
 from hubshard.tensors import Box
 from tests import warm
 from tests.steps.saving import random_tensors, save_step

@@ -27,7 +27,8 @@ from hubshard.sources.torch_value import TorchValue, torch_problem
 from hubshard.steps.canonical import decode
 from hubshard.steps.parts import FileReceipt, Part, PlannedFile, block_bytes_for, merge, plan_files
 from hubshard.steps.places import BranchPlace, check_places, hub_store, refuse_id
-from hubshard.steps.step import MANIFEST_NAME, Step, TreePath, checked_number, encode_step, step_folder
+from hubshard.steps.step import MANIFEST_NAME, Step, TreePath, checked_number, step_folder
+from hubshard.steps.step_json import encode_step
 from hubshard.steps.writing import (
     PieceStream,
     check_newest,

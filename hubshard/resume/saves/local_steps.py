@@ -14,7 +14,8 @@ from hubshard.disk import sync_folder
 from hubshard.errors import IntegrityError, StoreError
 from hubshard.resume.saves.last_push import LastPush
 from hubshard.steps.places import LocalPlace
-from hubshard.steps.step import MANIFEST_NAME, Step, decode_step, step_folder, step_number
+from hubshard.steps.step import MANIFEST_NAME, Step, step_folder, step_number
+from hubshard.steps.step_json import decode_step
 
 __all__ = ["LocalSteps"]
 

@@ -20,7 +20,8 @@ from hubshard.steps.canonical import decode
 from hubshard.steps.parts import FileReceipt, merge
 from hubshard.steps.retention import Retention
 from hubshard.steps.save_cost import SaveCost
-from hubshard.steps.step import Step, StepFile, encode_step
+from hubshard.steps.step import Step, StepFile
+from hubshard.steps.step_json import encode_step
 from hubshard.steps.writing import PieceStream, prepare_folder, write_local, write_manifest
 
 if TYPE_CHECKING:
