@@ -10,6 +10,7 @@ those of the same stem and variant, in a folder that was pulled, that a pull had
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +20,8 @@ from hubshard.digests import content_id, matches
 from hubshard.disk import sync_folder
 from hubshard.errors import FormatError
 from hubshard.events import Event, OnEvent
-from hubshard.fetch.layout import Recalled
+from hubshard.fetch.layout import LOCK, Recalled
+from hubshard.fetch.on_disk import check_own_folder
 from hubshard.fetch.parts import Part, clean_parts, name_of
 from hubshard.fetch.record import Record, clean_scratch, read_record, scratch, write_record
 from hubshard.fetch.selection import Selection, holds_weights, is_entry_point
@@ -47,12 +49,17 @@ class FolderLayout:
             repo_id: what is pulled.
             variant: the variant whose old weights go.
             on_event: told of what stays, and what is replaced.
+
+        Raises:
+            FormatError: the folder of our own is none, or leads out of the directory.
         """
         self.root = root
         self._repo_id = repo_id
         self._variant = variant
         self._on_event = on_event
         self._stale: Sequence[str] = ()
+        aside = (self._record_path.name, LOCK)
+        check_own_folder(root, self.private, folders=("parts", "kept"), files=aside)
 
     @property
     def private(self) -> Path:
@@ -202,7 +209,11 @@ class FolderLayout:
 
     def _is_of_huggingface_hub(self, path: str) -> bool:
         # it notes what it has downloaded into a directory
-        return self.root.joinpath(*_RESERVED, "download", f"{path}.metadata").is_file()
+        note = PurePosixPath(*_RESERVED, "download", f"{path}.metadata")
+        real = Path(
+            os.path.realpath(self.root / note)
+        )  # that of another directory, through a link, says nothing of this one
+        return real.is_file() and real == Path(os.path.realpath(self.root)) / note
 
     def _warn_of_edits(self, moves: Collection[str], at: Revision) -> None:
         record = read_record(self._record_path)

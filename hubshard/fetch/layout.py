@@ -11,7 +11,10 @@ from hubshard.fetch.parts import Part
 from hubshard.fetch.selection import Selection
 from hubshard.protocols import Entry, Revision
 
-__all__ = ["Layout", "Recalled"]
+__all__ = ["LOCK", "Layout", "Recalled"]
+
+LOCK = "lock"
+"""The file in the private folder of a target that whoever works there holds the lock of."""
 
 
 @dataclass(frozen=True, slots=True)

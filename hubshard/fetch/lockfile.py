@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hubshard.fetch.on_disk import refused_by_disk
 from hubshard.locks import try_lock, wait_for_lock
 
 __all__ = ["locked"]
@@ -28,6 +29,9 @@ def locked(path: Path, *, on_wait: Callable[[], None]) -> Iterator[bool]:
 
     Yields:
         True while held; False where the disk is read-only or knows no locks.
+
+    Raises:
+        StoreError: there can be no such file.
     """
     descriptor = _open(path)
     try:
@@ -38,13 +42,14 @@ def locked(path: Path, *, on_wait: Callable[[], None]) -> Iterator[bool]:
 
 
 def _open(path: Path) -> int | None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
-    except OSError as error:
-        if error.errno in _UNWRITABLE:
-            return None
-        raise
+    with refused_by_disk(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        except OSError as error:
+            if error.errno in _UNWRITABLE:
+                return None
+            raise
 
 
 def _acquire(descriptor: int, on_wait: Callable[[], None]) -> bool:

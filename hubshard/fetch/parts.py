@@ -9,22 +9,19 @@ power cut has torn out are fetched again. Bits that flipped are found by the has
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import struct
 import sys
 import threading
 import zlib
-from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection
+from contextlib import AbstractContextManager, ExitStack
 from hashlib import sha256
 from pathlib import Path
 
-from hubshard.disk import is_full
-from hubshard.errors import StoreError
+from hubshard.fetch.on_disk import refused_by_disk
 from hubshard.protocols import Buffer
-from hubshard.sizes import format_size
 
 __all__ = ["PIECE_BYTES", "Part", "clean_parts", "missing_bytes", "name_of"]
 
@@ -95,18 +92,8 @@ class Part:
             stack.pop_all()
         self._is_open = True
 
-    @contextmanager
-    def _refused_by_disk(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno == errno.EFBIG:
-                hint = f"the disk, or the system (`ulimit -f`), takes no file of {format_size(self.nbytes)}"
-            elif is_full(error):
-                hint = f"free at least {format_size(self.nbytes - self.arrived_bytes)} there and run it again"
-            else:
-                hint = "see to the folder, or pull to another one"
-            raise StoreError(f"{self.path}: cannot write: {error.strerror or error}", hint=hint) from error
+    def _refused_by_disk(self) -> AbstractContextManager[None]:
+        return refused_by_disk(self.path, lacking=lambda: self.nbytes - self.arrived_bytes)
 
     def _read_map(self) -> dict[int, int] | None:
         """The pieces that have arrived, or None where the part must start anew."""
@@ -168,8 +155,13 @@ class Part:
         os.write(self._map, self._header())
 
     def sync(self) -> None:
-        """Make the bytes durable."""
-        os.fsync(self._data)
+        """Make the bytes durable.
+
+        Raises:
+            StoreError: as for `write`.
+        """
+        with self._refused_by_disk():
+            os.fsync(self._data)
 
     def close(self) -> None:
         """Close both files; they stay, for whoever goes on. Further calls do nothing."""
@@ -180,8 +172,9 @@ class Part:
 
     def delete(self) -> None:
         """Delete both files; to be called when closed."""
-        self._map_path.unlink(missing_ok=True)
-        self.path.unlink(missing_ok=True)
+        with self._refused_by_disk():
+            self._map_path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
 
     def move(self, path: Path) -> None:
         """Give the bytes their final place, and drop the map; to be called when closed."""

@@ -13,8 +13,9 @@ from hubshard.digests import can_verify, content_id, matches
 from hubshard.engine import run
 from hubshard.errors import IncompleteError, IntegrityError, NotFoundError, StoreError
 from hubshard.events import Event, Gathered, OnEvent
-from hubshard.fetch.layout import Layout
+from hubshard.fetch.layout import LOCK, Layout
 from hubshard.fetch.lockfile import locked
+from hubshard.fetch.on_disk import refused_by_disk
 from hubshard.fetch.parts import Part, missing_bytes, name_of
 from hubshard.fetch.selection import ReadIndex, Selection, only_pickled, select
 from hubshard.fetch.transfer import Transfer
@@ -87,7 +88,7 @@ def pull_from(store: Store, layout: Layout, request: Request) -> Path:
     def on_wait() -> None:
         request.tell("warning", detail=f"another pull works in {layout.private.parent}: waiting for it")
 
-    with locked(layout.private / "lock", on_wait=on_wait) as is_held:
+    with locked(layout.private / LOCK, on_wait=on_wait) as is_held:
         if not is_held:
             request.tell("warning", detail=f"{layout.private} takes no lock: let no other pull run there")
         request.tell("start", request.repo_id, seen.selection.nbytes, seen.at.commit)
@@ -97,10 +98,12 @@ def pull_from(store: Store, layout: Layout, request: Request) -> Path:
         if missing and seen.offline is not None:
             raise _incomplete(missing, request) from seen.offline
         known = {name_of(content_id(entry)) for entry in seen.listing}
-        layout.clean(known, {name_of(content_id(e)) for e in seen.selection.files if e.path in content})
+        with refused_by_disk(layout.private):
+            layout.clean(known, {name_of(content_id(e)) for e in seen.selection.files if e.path in content})
         if missing:
             _fetch(store, layout, seen, request, missing, content)
-        shown = layout.show(seen.at, seen.selection, seen.listing, content)
+        with refused_by_disk(layout.private):
+            shown = layout.show(seen.at, seen.selection, seen.listing, content)
         request.tell("commit", str(shown), sum(entry.nbytes for entry in missing), seen.at.commit)
     return shown
 
@@ -198,18 +201,14 @@ def _fetch(
     same = {content_id(entry): content[entry.path] for entry in seen.selection.files if entry.path in content}
     wanted = {content_id(entry): entry for entry in missing if content_id(entry) not in same}
     parts = layout.private / "parts"
-    try:
+    with refused_by_disk(parts):
         parts.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(
-            f"{request.where}: {error.filename or parts}: {error.strerror}",
-            hint="pull to a folder that can be written to",
-        ) from error
     _check_space(parts, wanted, request)
     lock = threading.Lock()
 
     def keep(entry: Entry, part: Part) -> None:
-        path = layout.keep(entry, part)
+        with refused_by_disk(part.path):
+            path = layout.keep(entry, part)
         with lock:
             same[content_id(entry)] = path
 

@@ -153,5 +153,5 @@ def test_a_file_that_the_disk_cannot_hold_is_named_and_nothing_stays_open(tmp_pa
 
 def test_a_folder_that_cannot_be_is_told_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(StoreError, match=r"file.*name.part: cannot write"):
+    with pytest.raises(StoreError, match=r"file: cannot write"):
         Part(tmp_path / "file", "name", 5)

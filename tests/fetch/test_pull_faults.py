@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,9 @@ from hubshard.fetch.hf_cache import CacheLayout
 from hubshard.fetch.layout import Layout
 from hubshard.fetch.parts import PIECE_BYTES
 from hubshard.fetch.pulling import pull_from
+
+if sys.platform != "win32":
+    import resource
 
 MakeLayout = Callable[[], Layout]
 
@@ -194,11 +198,40 @@ def test_at_most_two_pieces_per_thread_are_held(memory: ModuleType, make_layout:
     assert 1 <= most <= 3
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="only POSIX limits the size of a file")
+def test_a_disk_that_refuses_what_is_noted_at_the_end_is_told_by_name(
+    memory: ModuleType, make_layout: MakeLayout
+) -> None:
+    hub = memory.MemoryHub()
+    files = memory.single(1, nbytes=500) | {f"text-{number}.txt": b"text" for number in range(50)}
+    hub.put(files)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))  # more than any file, less than the list of all
+    try:
+        with pytest.raises(StoreError, match=r"hubshard.*: cannot write: File too large") as caught:
+            pull_from(hub, make_layout(), memory.request())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "ulimit -f" in str(caught.value.hint)
+    hub.nbytes_read = 0
+    assert memory.held(pull_from(hub, make_layout(), memory.request())) == files
+    assert hub.nbytes_read == 0
+
+
+def test_a_cache_that_cannot_be_made_is_told_by_name(memory: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    hub = memory.MemoryHub()
+    hub.put(memory.single(1, nbytes=10))
+    with pytest.raises(StoreError, match=r"file.*cannot write") as caught:
+        pull_from(hub, CacheLayout(tmp_path / "file/cache", "org/model"), memory.request())
+    assert "HF_HOME" in str(caught.value.hint)
+
+
 def test_a_target_that_cannot_be_a_folder_is_told_by_name(memory: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     hub = memory.MemoryHub()
     hub.put(memory.single(1, nbytes=10))
     layout = FolderLayout(tmp_path / "file", "org/model", variant=None, on_event=ignore)
-    with pytest.raises((StoreError, NotADirectoryError), match="file"):
+    with pytest.raises(StoreError, match="file"):
         pull_from(hub, layout, memory.request())
     assert (tmp_path / "file").read_text() == "no folder"

@@ -364,6 +364,104 @@ def test_a_link_in_the_directory_that_leads_out_is_not_written_through(
     assert list((tmp_path / "outside").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "shared", [".cache", ".cache/huggingface", ".cache/huggingface/hubshard", ".cache/huggingface/hubshard/pulled.json"]
+)
+def test_what_is_noted_of_another_directory_deletes_nothing(
+    memory: ModuleType, directory: Path, tmp_path: Path, shared: str
+) -> None:
+    hub = memory.MemoryHub()
+    hub.put(memory.sharded(1, count=3, nbytes=500))
+    other = tmp_path / "other"
+    pull_from(hub, folder_layout(other), memory.request())
+    mine = memory.sharded(2, count=3, nbytes=600)
+    (directory / shared).parent.mkdir(parents=True)
+    (directory / shared).symlink_to(other / shared)
+    for name, content in mine.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(content)
+    hub.put(memory.single(3, nbytes=700))
+    before = memory.held(other)
+    with pytest.raises(FormatError, match=r"leads elsewhere") as caught:
+        pull_from(hub, folder_layout(directory), memory.request())
+    assert str(directory / shared) in str(caught.value)
+    assert memory.held(directory) == mine
+    assert memory.held(other) == before
+
+
+def test_nothing_is_written_through_a_link_of_the_own_folder(
+    memory: ModuleType, directory: Path, tmp_path: Path
+) -> None:
+    hub = memory.MemoryHub()
+    hub.put(memory.single(1, nbytes=500))
+    directory.mkdir()
+    (tmp_path / "outside").mkdir()
+    (directory / ".cache").symlink_to("../outside")
+    with pytest.raises(FormatError, match=r"leads elsewhere"):
+        pull_from(hub, folder_layout(directory), memory.request())
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_what_huggingface_hub_has_noted_of_another_directory_deletes_nothing(
+    memory: ModuleType, directory: Path, tmp_path: Path
+) -> None:
+    hub = memory.MemoryHub()
+    hub.put(memory.single(1, nbytes=500))
+    note = tmp_path / "notes/model-00001-of-00001.safetensors.metadata"
+    note.parent.mkdir()
+    note.write_text("put there by hf download")
+    (directory / ".cache/huggingface").mkdir(parents=True)
+    (directory / ".cache/huggingface/download").symlink_to(note.parent)
+    (directory / "model-00001-of-00001.safetensors").write_bytes(b"mine")
+    pull_from(hub, folder_layout(directory), memory.request())
+    assert (directory / "model-00001-of-00001.safetensors").read_bytes() == b"mine"
+
+
+def test_a_directory_that_was_moved_or_is_reached_by_a_link_is_known_again(
+    memory: ModuleType, directory: Path, tmp_path: Path
+) -> None:
+    hub = memory.MemoryHub()
+    hub.put(memory.sharded(1, count=3, nbytes=500))
+    pull_from(hub, folder_layout(directory), memory.request())
+    moved, link = tmp_path / "moved", tmp_path / "link"
+    directory.rename(moved)
+    link.symlink_to(moved)
+    files = memory.single(2, nbytes=700)
+    hub.put(files)
+    pull_from(hub, folder_layout(link), memory.request())
+    assert memory.held(moved) == files
+
+
+def test_a_link_that_leads_nowhere_is_told_as_one(memory: ModuleType, directory: Path) -> None:
+    directory.symlink_to("not-there")
+    with pytest.raises(FormatError, match=r"is a link to not-there, which is not there"):
+        pull_from(memory.MemoryHub(), folder_layout(directory), memory.request())
+
+
+@pytest.mark.parametrize(
+    ("path", "is_folder"),
+    [
+        (".cache", False),
+        (".cache/huggingface/hubshard", False),
+        (".cache/huggingface/hubshard/parts", False),
+        (".cache/huggingface/hubshard/lock", True),
+        (".cache/huggingface/hubshard/pulled.json", True),
+    ],
+)
+def test_an_own_folder_that_is_none_is_told_by_name(
+    memory: ModuleType, directory: Path, path: str, *, is_folder: bool
+) -> None:
+    (directory / path).parent.mkdir(parents=True)
+    if is_folder:
+        (directory / path).mkdir()
+    else:
+        (directory / path).write_text("mine")
+    with pytest.raises(FormatError) as caught:
+        pull_from(memory.MemoryHub(), folder_layout(directory), memory.request())
+    assert str(caught.value) == f"{directory / path} should be a {'file' if is_folder else 'folder'}, and is none"
+    assert "move it away" in str(caught.value.hint)
+
+
 @pytest.mark.parametrize("path", [".cache/huggingface/hubshard/pulled.json", ".Cache/HuggingFace/x", "sub"])
 def test_paths_that_collide_with_what_is_there_are_refused(memory: ModuleType, directory: Path, path: str) -> None:
     hub = memory.MemoryHub()
