@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hubshard.protocols import Entry, Reader, Revision
 
-__all__ = ["WrappedReader", "read_bytes"]
+__all__ = ["ListedReader", "WrappedReader", "read_bytes"]
 
 
 def read_bytes(store: Reader, at: Revision, path: str, start: int, stop: int) -> bytes:
@@ -42,3 +42,17 @@ class WrappedReader:
     def read(self, at: Revision, path: str, start: int, stop: int, into: memoryview) -> None:
         """As the store does."""
         self._store.read(at, path, start, stop, into)
+
+
+class ListedReader(WrappedReader):
+    """A `Reader` that asks for the files of a revision once."""
+
+    def __init__(self, store: Reader) -> None:
+        super().__init__(store)
+        self._listed: dict[Revision, Sequence[Entry]] = {}
+
+    def list(self, at: Revision) -> Sequence[Entry]:
+        """As the store said when it was asked first."""
+        if at not in self._listed:
+            self._listed[at] = self._store.list(at)
+        return self._listed[at]

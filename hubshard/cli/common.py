@@ -29,6 +29,7 @@ __all__ = [
     "RepoType",
     "Revision",
     "StallSeconds",
+    "Subfolder",
     "Token",
     "Variant",
     "a_directory",
@@ -68,6 +69,9 @@ def a_directory(text: str) -> Path:
 
 Revision = Annotated[str | None, typer.Option(metavar="REV", help="Branch, tag or commit; main where it is not given.")]
 Variant = Annotated[str | None, typer.Option(metavar="NAME", help="As in model.fp16.safetensors.")]
+Subfolder = Annotated[
+    str | None, typer.Option(metavar="FOLDER", help="The checkpoint in this folder alone, such as unet of a pipeline.")
+]
 ExpectedHead = Annotated[str | None, typer.Option(metavar="COMMIT", help="Refuse unless the branch is at this commit.")]
 Token = Annotated[
     str | None, typer.Option(metavar="TOKEN", help="A User Access Token; otherwise HF_TOKEN or `hf auth login`.")

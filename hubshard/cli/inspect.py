@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hubshard.cli.common import Json, Revision, Token, Variant, echo_json, interruptible
+from hubshard.cli.common import Json, Revision, Subfolder, Token, Variant, echo_json, interruptible
 from hubshard.messages import counted
 from hubshard.sizes import format_size
+from hubshard.sources.several import qualified
 
 if TYPE_CHECKING:
     from hubshard.lazy import Checkpoint
@@ -23,20 +26,26 @@ def inspect(
     target: Annotated[str, typer.Argument(help="A directory, a .safetensors file, or org/name[@revision].")],
     *,
     revision: Revision = None,
+    subfolder: Subfolder = None,
     variant: Variant = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Show shards, dtypes and tensors. Reads the index and the header of each shard, no tensor."""
+    """Show shards, dtypes and tensors. Reads the index and the header of each shard, no tensor; of all folders."""
     from hubshard.cli.progress import reporting
     from hubshard.lazy import open_checkpoint
+    from hubshard.lazy.opening import open_checkpoints
 
-    with (
-        reporting(quiet=True, events=None) as on_event,
-        open_checkpoint(target, revision=revision, variant=variant, token=token, on_event=on_event) as checkpoint,
-    ):
-        overview = _overview(checkpoint)
+    with reporting(quiet=True, events=None) as on_event, ExitStack() as stack:
+        where: dict[str, Any] = {"revision": revision, "variant": variant, "token": token, "on_event": on_event}
+        if subfolder:
+            checkpoints = {"": open_checkpoint(target, subfolder=subfolder, **where)}
+        else:
+            checkpoints = dict(open_checkpoints(target, **where))
+        for checkpoint in checkpoints.values():
+            stack.enter_context(checkpoint)
+        overview = _joined([_overview(checkpoint, prefix) for prefix, checkpoint in checkpoints.items()])
     if as_json:
         echo_json(overview)
     else:
@@ -55,10 +64,30 @@ class TensorRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
-    """A checkpoint in figures.
+class Part:
+    """The checkpoint of one folder.
 
     Attributes:
+        folder: from the root, "" for the root itself.
+        files: how many hold its tensors.
+        tensors: how many.
+        parameters: elements in all.
+        nbytes: bytes of its tensors.
+    """
+
+    folder: str
+    files: int
+    tensors: int
+    parameters: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What a repo or directory holds, in figures. A tensor of a folder is called `unet/conv_in.weight`.
+
+    Attributes:
+        checkpoints: one of each folder.
         files: bytes per safetensors file.
         dtypes: bytes of tensors per dtype.
         parameters: elements in all, packed ones counted as stored.
@@ -68,6 +97,7 @@ class Overview:
         tensors: all of them.
     """
 
+    checkpoints: tuple[Part, ...]
     files: dict[str, int]
     dtypes: dict[str, int]
     parameters: int
@@ -77,27 +107,56 @@ class Overview:
     tensors: tuple[TensorRow, ...]
 
 
-def _overview(checkpoint: Checkpoint) -> Overview:
+def _overview(checkpoint: Checkpoint, prefix: str) -> Overview:
     manifest = checkpoint.manifest
-    files = {piece.tensor: piece.at.path for piece in manifest.pieces} if manifest else {}
+    of_tensor = {piece.tensor: piece.at.path for piece in manifest.pieces} if manifest else {}
+    files = {path: manifest.files[path].nbytes for path in sorted(manifest.files)} if manifest else {}
     specs = tuple(checkpoint.specs.values())
     dtypes: Counter[str] = Counter()
     for spec in specs:
         dtypes[spec.dtype] += spec.nbytes
+    parameters = sum(spec.numel for spec in specs)
     return Overview(
-        files={path: manifest.files[path].nbytes for path in sorted(manifest.files)} if manifest else {},
-        dtypes=dict(dtypes.most_common()),
-        parameters=sum(spec.numel for spec in specs),
+        checkpoints=(Part(checkpoint.folder, len(files), len(specs), parameters, checkpoint.nbytes),),
+        files=files,
+        dtypes=dict(dtypes),
+        parameters=parameters,
         nbytes=checkpoint.nbytes,
-        aliases=dict(checkpoint.aliases),
+        aliases={qualified(prefix, alias): qualified(prefix, name) for alias, name in checkpoint.aliases.items()},
         notes=tuple(getattr(checkpoint.source, "notes", ())),
-        tensors=tuple(TensorRow(s.name, s.dtype, s.shape, s.nbytes, files.get(s.name, "")) for s in specs),
+        tensors=tuple(
+            TensorRow(qualified(prefix, s.name), s.dtype, s.shape, s.nbytes, of_tensor.get(s.name, "")) for s in specs
+        ),
+    )
+
+
+def _joined(each: Sequence[Overview]) -> Overview:
+    dtypes: Counter[str] = Counter()
+    for overview in each:
+        dtypes.update(overview.dtypes)
+    return Overview(
+        checkpoints=tuple(part for overview in each for part in overview.checkpoints),
+        files={path: nbytes for overview in each for path, nbytes in overview.files.items()},
+        dtypes=dict(dtypes.most_common()),
+        parameters=sum(overview.parameters for overview in each),
+        nbytes=sum(overview.nbytes for overview in each),
+        aliases={alias: name for overview in each for alias, name in overview.aliases.items()},
+        notes=tuple(note for overview in each for note in overview.notes),
+        tensors=tuple(row for overview in each for row in overview.tensors),
     )
 
 
 def _print(overview: Overview, *, tensors: bool) -> None:
     from hubshard.cli.tables import print_table
 
+    if any(part.folder for part in overview.checkpoints):
+        print_table(
+            ("checkpoint", ">files", ">tensors", ">parameters", ">size"),
+            [
+                (p.folder or ".", f"{p.files:,}", f"{p.tensors:,}", f"{p.parameters:,}", format_size(p.nbytes))
+                for p in overview.checkpoints
+            ],
+        )
     counts = Counter(row.file for row in overview.tensors)
     print_table(
         ("file", ">tensors", ">size"),

@@ -74,6 +74,7 @@ def load_into(
     revision: str | None = None,
     step: WhichStep | None = None,
     variant: str | None = None,
+    subfolder: str = "",
     token: str | bool | None = None,
     endpoint: str | None = None,
     on_event: OnEvent = ignore,
@@ -100,6 +101,7 @@ def load_into(
         revision: of a repo.
         step: of a training run, as `open_checkpoint` takes it; all that is read of one is verified in any case.
         variant: as in `model.fp16.safetensors`.
+        subfolder: of the repo or directory, where the checkpoint is, such as "unet" of a pipeline.
         token: for the Hub.
         endpoint: of the Hub.
         on_event: is told of progress.
@@ -114,8 +116,8 @@ def load_into(
     slots = slots_of(module)
     name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else ""
     with operation("load", name, on_event) as op:
-        where: dict[str, Any] = {"revision": revision, "step": step, "variant": variant, "on_event": op}
-        with opened(source, token=token, endpoint=endpoint, **where) as checkpoint:
+        where: dict[str, Any] = {"revision": revision, "step": step, "variant": variant, "subfolder": subfolder}
+        with opened(source, token=token, endpoint=endpoint, on_event=op, **where) as checkpoint:
             matched = match_slots(slots, checkpoint, prefix, rename)
             if strict:
                 check_match(matched, module)

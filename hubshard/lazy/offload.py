@@ -133,6 +133,7 @@ def offload(
     revision: str | None = None,
     step: WhichStep | None = None,
     variant: str | None = None,
+    subfolder: str = "",
     token: str | bool | None = None,
     endpoint: str | None = None,
 ) -> Offloaded:
@@ -162,6 +163,7 @@ def offload(
         revision: of a repo.
         step: of a training run, as `open_checkpoint` takes it.
         variant: as in `model.fp16.safetensors`.
+        subfolder: of the repo or directory, where the checkpoint is, such as "unet" of a pipeline.
         token: for the Hub.
         endpoint: of the Hub.
 
@@ -179,7 +181,7 @@ def offload(
     code = None if dtype is None else parse_float_dtype(dtype)
     slots = slots_of(module)
     with ExitStack() as stack:
-        asked: dict[str, Any] = {"revision": revision, "step": step, "variant": variant}
+        asked: dict[str, Any] = {"revision": revision, "step": step, "variant": variant, "subfolder": subfolder}
         checkpoint = stack.enter_context(opened(source, token=token, endpoint=endpoint, **asked))
         found = match_slots(slots, checkpoint, prefix, rename)
         if strict:

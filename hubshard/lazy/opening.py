@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from hubshard.lazy.checkpoint import Checkpoint
 from hubshard.lazy.steps import WhichStep, open_step_checkpoint, verify_step
 from hubshard.lazy.verifying import promised, verify_files
 from hubshard.protocols import Source
+from hubshard.readers import ListedReader
+from hubshard.sources.several import variants_by_folder
 from hubshard.steps.source import MODEL, StepSource
 from hubshard.store.local import LocalStore
 from hubshard.store.lone_file import LoneFile
@@ -22,8 +25,9 @@ from hubshard.store.opening import Opened, open_path, open_target
 from hubshard.store.patience import Patience
 from hubshard.target import RepoTarget, parse_target
 
-__all__ = ["open_checkpoint", "opened"]
+__all__ = ["open_checkpoint", "open_checkpoints", "opened"]
 
+_CONFIGS = ("config.json", "adapter_config.json")
 _LOG = logging.getLogger("hubshard")
 
 
@@ -55,7 +59,7 @@ def open_checkpoint(
         part: of a step: the key of the saved state under which the tensors are, perhaps with more after dots, such as
             "ema"; "" for all of them.
         variant: as in `model.fp16.safetensors`.
-        subfolder: of the repo or directory, where the checkpoint is.
+        subfolder: of the repo or directory, where the checkpoint is, such as "unet" of a pipeline of diffusers.
         verify: read all files from end to end first, and compare with the sha256 that the Hub, or its cache, promises
             for them; `load_into` does so while it loads, in one pass.
         token: for the Hub; None for the one that is logged in.
@@ -88,6 +92,45 @@ def open_checkpoint(
     return checkpoint
 
 
+def open_checkpoints(
+    source: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    variant: str | None = None,
+    token: str | bool | None = None,
+    endpoint: str | None = None,
+    on_event: OnEvent = ignore,
+) -> Mapping[str, Checkpoint]:
+    """Open the checkpoints of all folders of a repo or directory, as those of a pipeline of diffusers.
+
+    Args:
+        source: a path or a repo, as `open_checkpoint` takes it.
+        revision: of a repo.
+        variant: as in `model.fp16.safetensors`; a folder without it gives its plain weights, if another folder has it.
+        token: for the Hub.
+        endpoint: of the Hub.
+        on_event: is told of each retry.
+
+    Returns:
+        By folder, "" of the root; the one of a file is that of the root.
+
+    Raises:
+        NotFoundError, FormatError, IncompleteError: as `open_checkpoint` says, of any of them.
+    """
+    op = Operation("load", _name(source), on_event)
+    try:
+        patience = Patience(on_retry=op.retry)
+        found = open_target(source, revision=revision, token=token, endpoint=endpoint, patience=patience)
+    except StoreError as error:
+        found = open_path(_snapshot_instead(error, source, revision, op))
+    if found.path is not None:
+        return {"": _checkpoint(found, "", variant)}
+    if not isinstance(found.store, LocalStore):
+        found = replace(found, store=ListedReader(found.store))
+    variants = variants_by_folder((entry.path for entry in found.store.list(found.at)), variant=variant)
+    return {folder: _checkpoint(found, folder, chosen) for folder, chosen in (variants or {"": variant}).items()}
+
+
 @contextmanager
 def opened(source: str | os.PathLike[str] | Source | Checkpoint, **where: Any) -> Iterator[Checkpoint]:
     """A checkpoint that is open already, as it is; anything else is opened, and closed at the end.
@@ -97,14 +140,15 @@ def opened(source: str | os.PathLike[str] | Source | Checkpoint, **where: Any) -
         **where: what else it takes.
 
     Raises:
-        FormatError: a step of an open checkpoint is asked for.
+        FormatError: another step, revision, variant or folder of an open checkpoint is asked for.
     """
     if not isinstance(source, Checkpoint):
         with open_checkpoint(source, **where) as checkpoint:
             yield checkpoint
         return
-    if where.get("step") is not None:
-        raise FormatError("this checkpoint is open already", hint="ask for the step where it is opened")
+    for what in ("step", "revision", "variant", "subfolder"):
+        if where.get(what) not in (None, ""):
+            raise FormatError("this checkpoint is open already", hint=f"ask for the {what} where it is opened")
     yield source
 
 
@@ -141,15 +185,36 @@ def _without_network(
     error: StoreError, target: RepoTarget, revision: str, subfolder: str, variant: str | None, op: Operation
 ) -> Checkpoint:
     """The newest that was fetched, where nobody can say what is the newest of all."""
-    from hubshard.store.hub_errors import is_unreachable  # noqa: PLC0415  # the client is slow to import
-
-    cached = _from_cache(target, revision, subfolder, variant) if is_unreachable(error) else None
+    cached = _from_cache(target, revision, subfolder, variant) if _is_unreachable(error) else None
     if cached is None:
         raise error
-    warning = f"the server cannot be reached ({error}): using {cached.root}"
-    _LOG.warning(warning)
-    op.tell("warning", detail=warning)
+    _warn(f"the server cannot be reached ({error}): using {cached.root}", op)
     return cached
+
+
+def _snapshot_instead(error: StoreError, source: str | os.PathLike[str], revision: str | None, op: Operation) -> Path:
+    """The folder of the cache that was fetched, likewise."""
+    from hubshard.store.hub_cache import cached_snapshot  # noqa: PLC0415  # the client is slow to import
+
+    target = parse_target(source if isinstance(source, str) else Path(source))
+    if isinstance(target, Path) or not _is_unreachable(error):
+        raise error
+    snapshot = cached_snapshot(target.repo_id, target.asked_for(revision) or "main")
+    if snapshot is None:
+        raise error
+    _warn(f"the server cannot be reached ({error}): using {snapshot}", op)
+    return snapshot
+
+
+def _is_unreachable(error: StoreError) -> bool:
+    from hubshard.store.hub_errors import is_unreachable  # noqa: PLC0415  # the client is slow to import
+
+    return is_unreachable(error)
+
+
+def _warn(text: str, op: Operation) -> None:
+    _LOG.warning(text)
+    op.tell("warning", detail=text)
 
 
 def _checkpoint(opened: Opened, subfolder: str, variant: str | None) -> Checkpoint:
@@ -168,7 +233,7 @@ def _from_cache(target: RepoTarget, revision: str, subfolder: str, variant: str 
     from hubshard.store.hub_cache import cached_snapshot  # noqa: PLC0415  # the client is slow to import
 
     snapshot = cached_snapshot(target.repo_id, revision)
-    if snapshot is None or not (snapshot / subfolder / "config.json").is_file():
+    if snapshot is None or not any((snapshot / subfolder / name).is_file() for name in _CONFIGS):
         return None
     try:
         return _checkpoint(open_path(snapshot), subfolder, variant)

@@ -37,6 +37,7 @@ __all__ = ["from_pretrained"]
 
 _CONFIG = "config.json"
 _GENERATION_CONFIG = "generation_config.json"
+_DIFFUSERS = "_diffusers_version"
 _NO_NAME = "None"  # what transformers calls a model that is given no name
 _ADAPTER_CONFIG = "adapter_config.json"
 _MAPS_THAT_MAY_USE_DISK = {"auto", "balanced", "balanced_low_0", "sequential"}
@@ -208,6 +209,12 @@ def _needs_files(checkpoint: Checkpoint, home: _Home, device_map: Any) -> bool:
 
 
 def _class(home: _Home, config: Any, model_class: type[Any] | None) -> Any:
+    of_diffusers = home.config.get("_class_name")
+    if _DIFFUSERS in home.config and isinstance(of_diffusers, str):
+        raise FormatError(
+            f"{home.name}: its config is of {brief(of_diffusers)} of diffusers, and no model of transformers",
+            hint="build it with its from_config, and fill it with hubshard.load_into",
+        )
     auto_map = {key: ref for key, ref in _table(home.config.get("auto_map")).items() if isinstance(ref, str)}
     if model_class is not None:
         ref = auto_map.get(model_class.__name__) if _is_auto(model_class) else None

@@ -12,7 +12,7 @@ from hubshard.engine import run
 from hubshard.manifest import Piece
 from hubshard.reads import plan_reads
 from hubshard.sizes import READ_BYTES
-from hubshard.sources.safetensors import SafetensorsSource
+from hubshard.sources.several import SeveralCheckpoints, open_each
 from hubshard.store.opening import Opened, open_target
 from hubshard.tensors import TensorSpec
 
@@ -29,6 +29,8 @@ _WORKERS = 4
 @dataclass(frozen=True, slots=True)
 class Difference:
     """How checkpoint `b` differs from checkpoint `a`, tensor by tensor, whatever files they lie in.
+
+    The tensors of a checkpoint in a folder have its name before theirs, as in `unet/conv_in.weight`.
 
     Attributes:
         added: only in `b`.
@@ -62,10 +64,13 @@ def diff(
 ) -> Difference:
     """Compare two checkpoints: by headers, then by the hashes of their files, then, where those do not tell, by bytes.
 
+    Of a directory or repo, the checkpoints of all folders are compared, such as those of a pipeline of diffusers.
+
     Args:
         a: a directory, a file, `org/name[@revision]` or `hf://org/name[@revision]`.
         b: likewise.
-        variant: of both, as in `model.fp16.safetensors`.
+        variant: of both, as in `model.fp16.safetensors`; a folder without it has its plain weights compared, if
+            another folder has it.
         token: for the Hub; None for the one that is logged in.
         endpoint: of the Hub; None for the usual one.
 
@@ -99,12 +104,14 @@ def diff(
     )
 
 
-def _source(opened: Opened, variant: str | None) -> SafetensorsSource:
+def _source(opened: Opened, variant: str | None) -> SeveralCheckpoints:
     with opened.named():
-        return SafetensorsSource(opened.store, opened.at, path=opened.path, variant=variant, workers=_WORKERS)
+        return SeveralCheckpoints(
+            open_each(opened.store, opened.at, path=opened.path, variant=variant, workers=_WORKERS)
+        )
 
 
-def _with_aliases(source: SafetensorsSource) -> dict[str, TensorSpec]:
+def _with_aliases(source: SeveralCheckpoints) -> dict[str, TensorSpec]:
     # by every name; the spec keeps the name under which it is stored
     specs = {spec.name: spec for spec in source.specs()}
     return specs | {alias: specs[name] for alias, name in source.aliases().items()}
@@ -114,14 +121,14 @@ def _unlike(a: TensorSpec, b: TensorSpec) -> bool:
     return (a.dtype, a.shape) != (b.dtype, b.shape)
 
 
-def _known_equal(old: SafetensorsSource, a: str, new: SafetensorsSource, b: str) -> bool:
+def _known_equal(old: SeveralCheckpoints, a: str, new: SeveralCheckpoints, b: str) -> bool:
     return all(
         _place(old, p) == _place(new, q) and _place(old, p)[0] != ""
         for p, q in zip(old.manifest.pieces_of[a], new.manifest.pieces_of[b], strict=True)
     )
 
 
-def _place(source: SafetensorsSource, piece: Piece) -> tuple[str, int, int]:
+def _place(source: SeveralCheckpoints, piece: Piece) -> tuple[str, int, int]:
     return source.manifest.files[piece.at.path].sha256, piece.at.start, piece.at.stop
 
 
@@ -130,7 +137,7 @@ class _Side:
     """One of the two checkpoints."""
 
     opened: Opened
-    source: SafetensorsSource
+    source: SeveralCheckpoints
     specs: Mapping[str, TensorSpec]
 
     def start_of(self, name: str) -> tuple[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,11 @@ from hubshard.engine import run
 from hubshard.errors import HubshardError
 from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.protocols import Entry
+from hubshard.readers import ListedReader
 from hubshard.sizes import READ_BYTES
+from hubshard.sources.model_index import MODEL_INDEX, component_names
 from hubshard.sources.safetensors import SafetensorsSource
+from hubshard.sources.several import variants_by_folder
 from hubshard.store.opening import Opened, open_target
 from hubshard.store.patience import Patience
 
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Problem", "Verification", "verify"]
 
 _WORKERS = 8
+_CONFIG = "config.json"  # of a model
+_CONFIGS_WITHOUT_WEIGHTS = ("scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,9 @@ def verify(
 ) -> Verification:
     """Read every file of a checkpoint once, and check its size, its hash, and every tensor of the index.
 
+    Of a directory or repo, this holds for the checkpoints of all folders; and what `model_index.json` of a pipeline of
+    diffusers names must be there.
+
     Hashes are those that the store promises: the Hub knows the hash of each file, a directory does not, and is checked
     against a repo that does.
 
@@ -82,7 +91,7 @@ def verify(
         target: a directory, a file, `org/name[@revision]` or `hf://org/name[@revision]`.
         against: a repo, or a directory, whose files `target` must equal; files that only `target` has are fine.
         revision: of a repo; None for main, or what `target` says.
-        variant: as in `model.fp16.safetensors`.
+        variant: as in `model.fp16.safetensors`; of a folder without it the plain weights, if another folder has it.
         token: for the Hub; None for the one that is logged in.
         endpoint: of the Hub; None for the usual one.
         on_event: is told of each step.
@@ -103,7 +112,7 @@ def verify(
 def _verify(opened: Opened, other: Opened | None, against: str, variant: str | None, op: Operation) -> Verification:
     entries = list(opened.store.list(opened.at))
     op.start(sum(entry.nbytes for entry in entries), opened.at.commit)
-    tensors, problems = _structure(opened, variant)
+    tensors, problems = _structure(opened, entries, variant)
     expected = {entry.path: entry for entry in (other.store.list(other.at) if other else entries)}
     present = {entry.path for entry in entries}
     # what git and the Hub keep for themselves is no part of a model
@@ -128,13 +137,44 @@ def _verify(opened: Opened, other: Opened | None, against: str, variant: str | N
     )
 
 
-def _structure(opened: Opened, variant: str | None) -> tuple[int, list[Problem]]:
+def _structure(opened: Opened, entries: Sequence[Entry], variant: str | None) -> tuple[int, list[Problem]]:
+    """How many tensors the checkpoints of all folders hold, and what keeps one of them from being whole."""
+    variants: dict[str, str | None] = {}
+    problems: list[Problem] = []
+    if opened.path is None:
+        models, problems = _components(opened, entries)
+        variants = dict.fromkeys(models) | dict(variants_by_folder((e.path for e in entries), variant=variant))
+    store, tensors = ListedReader(opened.store), 0
+    for folder, chosen in (variants or {"": variant}).items():
+        try:
+            with opened.named():
+                source = SafetensorsSource(
+                    store, opened.at, folder=folder, path=opened.path, variant=chosen, workers=_WORKERS
+                )
+            tensors += len(source.specs())
+        except HubshardError as error:
+            problems.append(Problem("", error.message))
+    return tensors, problems
+
+
+def _components(opened: Opened, entries: Sequence[Entry]) -> tuple[Sequence[str], list[Problem]]:
+    """The models among the components of a pipeline, and what its list of them names in vain."""
     try:
-        with opened.named():
-            source = SafetensorsSource(opened.store, opened.at, path=opened.path, variant=variant, workers=_WORKERS)
+        names = component_names(opened.store, opened.at, entries)
     except HubshardError as error:
-        return 0, [Problem("", error.message)]
-    return len(source.specs()), []
+        return (), [Problem(MODEL_INDEX, error.message)]
+    paths = {entry.path for entry in entries}
+    folders = {path.partition("/")[0] for path in paths if "/" in path}
+    lost = [
+        Problem(MODEL_INDEX, f"names the component {name}, but there is no such folder")
+        for name in names
+        if name not in folders
+    ]
+    return [name for name in names if f"{name}/{_CONFIG}" in paths and not _has_no_weights(name, paths)], lost
+
+
+def _has_no_weights(component: str, paths: Container[str]) -> bool:
+    return any(f"{component}/{name}" in paths for name in _CONFIGS_WITHOUT_WEIGHTS)
 
 
 def _check(opened: Opened, entry: Entry, expected: Entry, op: Operation) -> Problem | None:
