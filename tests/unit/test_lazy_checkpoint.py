@@ -98,7 +98,7 @@ def test_a_part_of_any_dtype_equals_the_part_of_the_whole(
     folder = tmp_path_factory.mktemp("checkpoint")
     array = numbers(shape, DTYPE_BITS[dtype])
     if dtype == "BOOL":
-        array = array & 1
+        array = array & np.uint8(1)  # of a scalar NumPy 1 would make an int64
     write(folder, {"a": ("U8", np.zeros(3, np.uint8)), "t": (dtype, array)})
     wanted = np.ascontiguousarray(array[index]).tobytes()
     for checkpoint in (counted(folder, policy)[0], open_checkpoint(folder)):
