@@ -239,8 +239,7 @@ def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | 
         commit, change = final.commit(staged, title, overtaken=overtaken, may_rebase=to.expected_head is None, tag=tag)
         final.verify(commit, staged, change)
         if to.tag:
-            store.tag(to.tag, commit, title, exist_ok=True, move=to.move_tag)
-            work.op.tell("tag", to.tag, detail=commit.commit)
+            final.tag(to.tag, commit, title, move=to.move_tag)
     except HubshardError as error:
         upload.tell_what_is_left()
         if is_new and commit is None:

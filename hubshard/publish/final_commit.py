@@ -6,13 +6,13 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hubshard.errors import ConflictError, IntegrityError
+from hubshard.errors import ConflictError, HubshardError, IntegrityError
 from hubshard.events import Operation
 from hubshard.names import is_weight_file
 from hubshard.protocols import Entry, Revision, Staged
 from hubshard.publish.destination import Destination
 from hubshard.publish.outgoing import Outgoing
-from hubshard.publish.preflight import check_tag
+from hubshard.publish.preflight import check_one_meaning, check_tag
 
 __all__ = ["Change", "FinalCommit"]
 
@@ -38,7 +38,7 @@ class Change:
 
 
 class FinalCommit:
-    """Shows a publish whose content is durable: `commit`, then `verify`.
+    """Shows a publish whose content is durable: `commit`, then `verify`, then `tag`.
 
     Args:
         to: where it goes.
@@ -73,7 +73,7 @@ class FinalCommit:
             title: first line of the message.
             overtaken: raised if there is anything to commit.
             may_rebase: whether another parent than the one first seen will do.
-            tag: must not name another commit already.
+            tag: must not name another commit already, unless that is the new head and holds all of this.
 
         Raises:
             ConflictError: the branch was moved, and files of ours are among those that changed.
@@ -91,8 +91,8 @@ class FinalCommit:
                 return head, change
             if overtaken is not None:
                 raise overtaken
-            self._check_tag(tag, None)
             try:
+                self._check_tag(tag, None)  # who makes the same publish may have made commit and tag meanwhile
                 return self._commit_once(head, change, title), change
             except ConflictError as error:
                 if not may_rebase:
@@ -158,6 +158,21 @@ class FinalCommit:
             ) from error
         self._op.retry(self._to.revision, f"rebased on {fresh.commit}: {error.message}", 0.0)
         return fresh
+
+    def tag(self, name: str, at: Revision, message: str, *, move: bool) -> None:
+        """Name the commit that shows it.
+
+        Raises:
+            FormatError: a branch of that name was made meanwhile.
+            ConflictError: the tag was put on another commit meanwhile, and may not be moved.
+        """
+        try:
+            check_one_meaning(name, self._to.store.branches())
+            self._to.store.tag(name, at, message, move=move)
+        except HubshardError as error:
+            error.add_hint(f"commit {at.commit} shows all of it; it only lacks the tag")
+            raise
+        self._op.tell("tag", name, detail=at.commit)
 
     def verify(self, at: Revision, staged: Iterable[Staged], change: Change) -> None:
         """Check that the Hub shows what was sent, size and hash, and no removed file.

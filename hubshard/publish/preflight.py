@@ -161,5 +161,5 @@ def check_ignored(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]
 
 
 def tell_of_new_repo(error: HubshardError, store: HubStore) -> None:
-    """Say in the hint of an error that the repo which was made for a publish is there, and empty."""
-    error.add_hint(f"{store.repo_id} was made, and holds nothing yet")
+    """Say in the hint of an error that the repo which was made for a publish is there, without it."""
+    error.add_hint(f"{store.repo_id} was made for this publish, and shows nothing of it")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hubshard.engine import run_overlapping
-from hubshard.errors import StoreError
+from hubshard.errors import HubshardError, StoreError
 from hubshard.events import Operation
 from hubshard.messages import counted
 from hubshard.protocols import Entry, Staged
@@ -149,9 +149,14 @@ class Upload:
         return max(min(nbytes, _STREAM_BYTES) + 1, self._least_bytes)
 
     def close(self) -> None:
-        """Drop the staging branch: its work is done."""
-        if self._staging is not None and self._staging.drop():
-            self._op.tell("staging", self._staging.name, detail="dropped")
+        """Drop the staging branch: its work is done. A Hub that refuses that is told of: the publish is shown."""
+        if self._staging is None:
+            return
+        try:
+            if self._staging.drop():
+                self._op.tell("staging", self._staging.name, detail="dropped")
+        except HubshardError as error:
+            self._op.tell("warning", self._staging.name, detail=f"is of no use any more, and was not dropped: {error}")
 
     def tell_what_is_left(self) -> None:
         """Name the staging branch of a publish that failed."""

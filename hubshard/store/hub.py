@@ -12,7 +12,7 @@ from hubshard.store.commit import Made, commit_by_rule
 from hubshard.store.hub_card import check_card
 from hubshard.store.hub_client import PATHS_PER_REQUEST, HubClient, Token
 from hubshard.store.hub_commit import check_changes, commit_body, history_of, made_of, send_commit
-from hubshard.store.hub_errors import is_revision_missing, translated
+from hubshard.store.hub_errors import is_revision_missing, translated, understood
 from hubshard.store.hub_pulls import open_pull_request_of, pull_request_of
 from hubshard.store.hub_read import RangeReader
 from hubshard.store.hub_stage import Advice, Stager
@@ -225,12 +225,18 @@ class HubStore:
             ConflictError: it exists, and that is not ok.
             StoreError: the token may not create it.
         """
-        with translated("create the repo", self._client.repo, needs="write"):
-            url = self._client.api().create_repo(
-                self.repo_id, private=private, repo_type=self._client.repo_type, exist_ok=exist_ok
-            )
-        self._client.repo_id = url.repo_id
-        return url.repo_id
+        client, what = self._client, "create the repo"
+
+        def attempt() -> str:
+            with understood(what, client.repo), translated(what, client.repo, needs="write"):
+                url = client.api().create_repo(
+                    client.repo_id, private=private, repo_type=client.repo_type, exist_ok=exist_ok
+                )
+            return url.repo_id
+
+        # where it must be new, one whose answer was lost would be taken for that of somebody else
+        client.repo_id = client.patience.insist(attempt, what, most=None if exist_ok else 0)
+        return client.repo_id
 
     def repo_exists(self) -> bool:
         """Whether the repo exists and the token may see it."""

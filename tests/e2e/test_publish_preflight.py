@@ -12,9 +12,9 @@ from huggingface_hub import HfApi
 from safetensors.numpy import save_file
 
 import hubshard
-from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError
+from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError, StoreError
 from hubshard.events import Event
-from tests.faults.proxy import proxied, say
+from tests.faults.proxy import Fault, change, done_then, drop, lose, proxied, say
 
 if TYPE_CHECKING:
     from tests.conftest import Hub
@@ -108,6 +108,24 @@ def test_a_tag_that_is_elsewhere_is_refused_before_anything_is_sent(lab: Lab) ->
     assert lab.received() == before
 
 
+@pytest.mark.parametrize(
+    "fault", [lose, drop, done_then(say(504)), say(500), say(503), say(429, "slow", Retry_After="0")]
+)
+def test_a_repo_whose_making_fails_for_a_while_is_made(lab: Lab, fault: Fault) -> None:
+    events: list[Event] = []
+    with proxied(lab.hub.port) as proxy:
+        proxy.fail("POST /api/repos/create", fault)
+        assert lab.push(weights(), proxy.url, on_event=events.append).changed
+    assert [event.path for event in events if event.kind == "retry"] == ["create the repo"]
+
+
+def test_a_repo_that_is_made_by_something_else_than_a_hub_is_refused(lab: Lab) -> None:
+    with proxied(lab.hub.port) as proxy:
+        proxy.always("POST /api/repos/create", change(body=b"<html>log in</html>"))
+        with pytest.raises(StoreError, match="something else than a Hub would"):
+            lab.push(weights(), proxy.url)
+
+
 def test_all_files_that_a_repo_ignores_are_named_before_anything_is_sent(lab: Lab, folder: Path) -> None:
     lab.push(weights())
     lab.api.upload_file(path_or_fileobj=b"*.log\n*.safetensors\n", path_in_repo=".gitignore", repo_id=lab.repo)
@@ -123,7 +141,7 @@ def test_a_repo_that_was_made_for_a_publish_that_fails_is_said_to_be_there_and_e
         proxy.always(r"POST /api/models/.*/preupload/", say(400, "not today"))
         with pytest.raises(HubshardError, match="not today") as told:
             lab.push(weights(), proxy.url)
-        assert f"{lab.repo} was made, and holds nothing yet" in str(told.value.hint)
+        assert f"{lab.repo} was made for this publish, and shows nothing of it" in str(told.value.hint)
         with pytest.raises(HubshardError) as again:
             lab.push(weights(), proxy.url)
         assert "was made" not in str(again.value.hint), "it was there"

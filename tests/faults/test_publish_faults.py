@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from hubshard.errors import ConflictError, FormatError, StoreError
 from hubshard.events import Event
 from hubshard.hubserver import Settings
+from hubshard.store.hub import HubStore
 from tests.faults.models import Repo, equal, new_repo, weights
 from tests.faults.proxy import (
     Answer,
@@ -106,6 +107,16 @@ def overtaken_by(act: Callable[[], object]) -> Fault:
     return fault
 
 
+def done_then_fail(proxy: Proxy, line: str, act: Callable[[], object]) -> Fault:
+    """Once the request is done, somebody else acts right before the next one of a kind arrives."""
+
+    def fault(exchange: Exchange) -> Answer:
+        proxy.fail(line, overtaken_by(act))
+        return exchange.forward()
+
+    return fault
+
+
 def test_who_is_overtaken_in_the_same_files_is_told_by_whom_and_where(repo: Repo, proxy: Proxy, tmp_path: Path) -> None:
     direct = repo.through(repo.hub.url)
     proxy.fail(FINAL, overtaken_by(lambda: direct.push(weights(3), message="I was faster")))
@@ -131,6 +142,71 @@ def test_who_is_overtaken_by_the_same_model_is_done(repo: Repo, proxy: Proxy, tm
     proxy.fail(FINAL, overtaken_by(lambda: direct.push(weights(2), message="new")))
     repo.push(weights(2), message="mine")
     check_done(repo, tmp_path / "cache")
+
+
+def test_who_is_overtaken_by_the_same_model_with_the_same_tag_is_done_and_leaves_no_branch(
+    repo: Repo, proxy: Proxy, tmp_path: Path
+) -> None:
+    other: list[str | None] = []
+
+    def on_event(event: Event) -> None:
+        if event.kind == "staging" and not other:
+            other.append(None)
+            other[0] = repo.through(repo.hub.url).push(weights(2), message="new", tag="v1").commit
+
+    published = repo.push(weights(2), message="mine", tag="v1", on_event=on_event)
+    assert [published.commit] == other
+    assert repo.tags() == {"v1": published.commit}
+    check_done(repo, tmp_path / "cache")
+
+
+def test_a_tag_that_others_put_elsewhere_meanwhile_is_refused_before_the_commit(repo: Repo, proxy: Proxy) -> None:
+    direct, before = HubStore(repo.repo_id, endpoint=repo.hub.url, token="hf_test"), repo.titles()
+    elsewhere = direct.head("main")
+    assert elsewhere is not None
+    proxy.fail(r"POST .*/preupload/", overtaken_by(lambda: direct.tag("v1", elsewhere)))
+    with pytest.raises(ConflictError, match="the tag 'v1' is on commit"):
+        repo.push(weights(2), tag="v1")
+    assert repo.titles() == before
+
+
+@pytest.mark.parametrize("line", [r"GET .*/refs", r"POST .*/tag/"])
+def test_a_tag_that_others_put_elsewhere_right_before_ours_is_not_taken_for_ours(
+    repo: Repo, proxy: Proxy, line: str
+) -> None:
+    direct = HubStore(repo.repo_id, endpoint=repo.hub.url, token="hf_test")
+    elsewhere = direct.head("main")
+    assert elsewhere is not None
+    proxy.fail(FINAL, done_then_fail(proxy, line, lambda: direct.tag("v1", elsewhere)))
+    with pytest.raises(ConflictError, match="the tag 'v1' is at") as caught:
+        repo.push(weights(2), message="new", tag="v1")
+    assert repo.titles()[0] == "new"
+    assert "shows all of it; it only lacks the tag" in str(caught.value.hint)
+    assert repo.tags() == {"v1": elsewhere.commit}
+
+
+def test_a_branch_that_others_make_meanwhile_gets_no_tag_of_its_name(repo: Repo, proxy: Proxy) -> None:
+    direct = HubStore(repo.repo_id, endpoint=repo.hub.url, token="hf_test")
+    head = direct.head("main")
+    assert head is not None
+    proxy.fail(FINAL, overtaken_by(lambda: direct.create_branch("v1", head)))
+    with pytest.raises(FormatError, match="'v1' is the name of a branch") as caught:
+        repo.push(weights(2), message="new", tag="v1")
+    assert "shows all of it; it only lacks the tag" in str(caught.value.hint)
+    assert repo.tags() == {}
+    assert repo.titles()[0] == "new"
+
+
+def test_a_staging_branch_that_cannot_be_dropped_is_told_of_and_the_publish_ends_well(
+    repo: Repo, proxy: Proxy, tmp_path: Path
+) -> None:
+    proxy.always(r"DELETE .*/branch/", say(403, "branches stay"))
+    events: list[Event] = []
+    published = repo.push(weights(2), message="new", on_event=events.append)
+    assert equal(repo.tensors(tmp_path / "cache"), weights(2))
+    assert events[-1].detail == published.commit
+    (told,) = [event for event in events if event.kind == "warning" and "branches stay" in event.detail]
+    assert told.path in repo.branches()
 
 
 def test_with_an_expected_head_nothing_is_built_upon_what_others_did(repo: Repo, proxy: Proxy, tmp_path: Path) -> None:
