@@ -70,7 +70,8 @@ def a_directory(text: str) -> Path:
 Revision = Annotated[str | None, typer.Option(metavar="REV", help="Branch, tag or commit; main where it is not given.")]
 Variant = Annotated[str | None, typer.Option(metavar="NAME", help="As in model.fp16.safetensors.")]
 Subfolder = Annotated[
-    str | None, typer.Option(metavar="FOLDER", help="The checkpoint in this folder alone, such as unet of a pipeline.")
+    str | None,
+    typer.Option(metavar="FOLDER", help="The checkpoint of this folder alone, such as unet; '.' for that of the root."),
 ]
 ExpectedHead = Annotated[str | None, typer.Option(metavar="COMMIT", help="Refuse unless the branch is at this commit.")]
 Token = Annotated[

@@ -40,7 +40,7 @@ def inspect(
     with reporting(quiet=True, events=None) as on_event, ExitStack() as stack:
         where: dict[str, Any] = {"revision": revision, "variant": variant, "token": token, "on_event": on_event}
         if subfolder:
-            checkpoints = {"": open_checkpoint(target, subfolder=subfolder, **where)}
+            checkpoints = {"": open_checkpoint(target, subfolder="" if subfolder == "." else subfolder, **where)}
         else:
             checkpoints = dict(open_checkpoints(target, **where))
         for checkpoint in checkpoints.values():
