@@ -8,7 +8,9 @@ import sys
 from io import RawIOBase
 from pathlib import Path
 
-__all__ = ["FULL", "is_full", "read_exactly", "sync_folder", "write_all"]
+from hubshard.errors import StoreError
+
+__all__ = ["FULL", "is_full", "read_exactly", "remove_unless_open", "sync_folder", "write_all"]
 
 FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 """What the system calls a full disk, or one of which one user may take no more; not every system has quotas."""
@@ -45,6 +47,22 @@ def sync_folder(*folders: Path) -> None:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+def remove_unless_open(path: Path) -> None:
+    """Remove a file that is of no use, if it is there. On Windows one that somebody has open stays.
+
+    Raises:
+        StoreError: this process may not remove it.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except PermissionError as error:
+        if sys.platform != "win32":  # which says the same of a file that is open
+            raise StoreError(
+                f"{path} is of no use any more, and cannot be removed: {error.strerror}",
+                hint="it or its folder belongs to somebody else, or is protected: remove it yourself",
+            ) from error
 
 
 def is_full(error: OSError) -> bool:

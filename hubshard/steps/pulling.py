@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from hubshard.disk import sync_folder, write_all
+from hubshard.disk import remove_unless_open, sync_folder, write_all
 from hubshard.engine import run
 from hubshard.errors import ConflictError, FormatError, IncompleteError, IntegrityError, NotFoundError, StoreError
 from hubshard.events import Gathered, Operation
@@ -134,8 +134,7 @@ def _alone(folder: Path) -> Iterator[None]:
                 finally:
                     if os.name == "nt":  # which removes no file that is open
                         lock.close()
-                    with suppress(PermissionError):  # nor one that another pull is just trying
-                        path.unlink(missing_ok=True)
+                    remove_unless_open(path)  # as another pull may, that is just trying
                 return
 
 

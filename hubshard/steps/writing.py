@@ -10,12 +10,11 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hubshard.disk import is_full, sync_folder, write_all
+from hubshard.disk import is_full, remove_unless_open, sync_folder, write_all
 from hubshard.errors import ConflictError, IntegrityError, StoreError
 from hubshard.protocols import Buffer, Revision, Staged, Store
 from hubshard.sizes import READ_BYTES
@@ -223,6 +222,9 @@ def write_manifest(folder: Path, raw: bytes, names: Container[str]) -> None:
         folder: of the step.
         raw: its manifest.
         names: its files.
+
+    Raises:
+        StoreError: a file of an older save cannot be removed; the step is saved.
     """
     for leftover in folder.glob(f".{MANIFEST_NAME}-*.part"):
         leftover.unlink(missing_ok=True)
@@ -235,8 +237,7 @@ def write_manifest(folder: Path, raw: bytes, names: Container[str]) -> None:
     sync_folder(folder, folder.parent)
     for path in folder.iterdir():
         if _OURS.match(path.name) and path.name not in names:
-            with suppress(PermissionError):  # Windows removes no file that somebody reads; this one is of no use
-                path.unlink(missing_ok=True)
+            remove_unless_open(path)
 
 
 # On the Hub

@@ -1,10 +1,15 @@
-"""Reads and writes of exactly so many bytes."""
+"""Reads and writes of exactly so many bytes, and files that are to go."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
-from hubshard.disk import read_exactly, sync_folder, write_all
+import pytest
+
+from hubshard.disk import read_exactly, remove_unless_open, sync_folder, write_all
+from tests.systems import posix_only
 
 
 def test_a_read_fills_its_buffer_from_where_the_file_stands(tmp_path: Path) -> None:
@@ -32,3 +37,43 @@ def test_a_write_puts_all_bytes_of_a_buffer_of_any_shape(tmp_path: Path) -> None
         write_all(file.fileno(), memoryview(b""))
     sync_folder(tmp_path, tmp_path.parent)
     assert (tmp_path / "file").read_bytes() == data
+
+
+REMOVE = """
+import os, sys
+from pathlib import Path
+from hubshard.disk import remove_unless_open
+if os.geteuid() == 0:
+    os.setuid(65534)
+try:
+    remove_unless_open(Path(sys.argv[1]))
+except OSError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_file_that_is_there_or_not_is_gone_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    for _ in range(2):
+        remove_unless_open(path)
+        assert not path.exists()
+
+
+@posix_only
+def test_a_file_that_may_not_be_removed_is_told_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    tmp_path.chmod(0o500)  # to root, who may do everything, it is a stranger's folder
+    done = subprocess.run([sys.executable, "-c", REMOVE, str(path)], capture_output=True, text=True, check=True)
+    tmp_path.chmod(0o700)
+    assert done.stdout.startswith(f"StoreError {path} is of no use any more, and cannot be removed: Permission denied")
+    assert path.exists()
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="elsewhere a file that is open can be removed")
+def test_a_file_that_somebody_has_open_stays_on_windows(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with path.open("wb"):
+        remove_unless_open(path)
+        assert path.exists()
