@@ -134,7 +134,8 @@ class Watch(Periodic):
     def _broken(self, now: float) -> LimitError | None:
         limits = self._limits
         if limits.max_retries is not None and self._retries > limits.max_retries:
-            return _error(f"{self._retries} retries, and {limits.max_retries} are allowed")
+            retries = "1 retry" if self._retries == 1 else f"{self._retries} retries"
+            return _error(f"{retries}, and {limits.max_retries} are allowed")
         if self._to_move is None or self._to_move <= 0:
             return None
         if limits.stall_seconds is not None and now - self._alive > limits.stall_seconds:

@@ -65,7 +65,7 @@ def main() -> None:
         tag=chosen.tag,
         message=f"Fine-tune of {chosen.base}, loss {loss:.3f}",
     )
-    print(f"{published.url}: {published.shards} shard(s), {published.sent_bytes} bytes sent")
+    print(f"{published.url}: shards: {published.shards}, bytes sent: {published.sent_bytes}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def main() -> None:
 
     # from the Hub, piece by piece: the index, a header per shard, then the bytes that are asked for
     with hubshard.open_checkpoint(chosen.repo, revision=chosen.revision) as checkpoint:
-        print(f"{len(checkpoint)} tensors, {checkpoint.nbytes} bytes")
+        print(f"tensors: {len(checkpoint)}, bytes: {checkpoint.nbytes}")
         for name, tensor in checkpoint.items():
             print(name, tensor.get_dtype(), tensor.get_shape())
         rows = checkpoint[chosen.tensor][: chosen.rows]
@@ -36,7 +36,7 @@ def main() -> None:
     # all of it, each file checked by its SHA-256, then each tensor by the index
     path = hubshard.pull(chosen.repo, revision=chosen.revision, local_dir=chosen.into)
     verified = hubshard.verify(path)
-    print(f"{path}: {verified.tensors} tensors, {'whole' if verified.ok else 'damaged'}")
+    print(f"{path}: {'whole' if verified.ok else 'damaged'}, tensors: {verified.tensors}")
 
     # into a module of one's own that has no memory yet: on the CPU, pages of the file rather than a copy
     columns = rows.shape[1]
@@ -45,7 +45,7 @@ def main() -> None:
         part.weight = nn.Parameter(torch.empty(_shape(path, chosen.tensor), device="meta"), requires_grad=False)
     hubshard.load_into(part, path, rename={chosen.tensor: "weight"}, strict=False)
     assert torch.equal(part.weight[: chosen.rows], rows)
-    print(f"{chosen.tensor}: the first {len(rows)} rows are equal on the Hub and on disk")
+    print(f"{chosen.tensor}[:{len(rows)}] is equal on the Hub and on disk")
 
 
 def _shape(path: Path, name: str) -> list[int]:

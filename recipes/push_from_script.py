@@ -59,7 +59,7 @@ def main() -> None:
     train(net, chosen.steps)
 
     plan = hubshard.push_to_hub(net, chosen.repo, max_shard_size=chosen.max_shard_size, dry_run=True)
-    print(f"{plan.shards} shard(s) of at most {chosen.max_shard_size}, {plan.total_bytes} bytes in all")
+    print(f"shards of at most {chosen.max_shard_size}: {plan.shards}, bytes in all: {plan.total_bytes}")
     try:
         published = hubshard.push_to_hub(
             net,
@@ -70,7 +70,7 @@ def main() -> None:
         )
     except hubshard.ConflictError as error:
         sys.exit(f"somebody was faster: {error}")
-    print(f"{'published' if published.changed else 'unchanged'} {published.commit}, {published.sent_bytes} bytes sent")
+    print(f"{'published' if published.changed else 'unchanged'} {published.commit}, bytes sent: {published.sent_bytes}")
 
     again = Net.from_pretrained(chosen.repo, revision=published.commit)
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters(), strict=True))

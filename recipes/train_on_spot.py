@@ -60,7 +60,7 @@ def run(command: Sequence[str], *, notice_file: str | None, notice_url: str | No
         if code == 0 or is_told or crashes == 0:
             return code
         crashes -= 1
-        print(f"the training ended with {code}; it is started again, {crashes} more times at most", file=sys.stderr)
+        print(f"the training ended with {code}; it is started again, restarts left: {crashes}", file=sys.stderr)
 
 
 if __name__ == "__main__":

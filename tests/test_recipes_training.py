@@ -175,7 +175,7 @@ def test_on_a_spot_machine_a_crash_is_started_again_and_a_notice_stops_the_train
     command = [str(RECIPES / "train_on_spot.py"), "--notice-file", str(notice), "--", *training]
     first = Process(module_hub, command, tmp_path / "first")
     first.wait_until(lambda: len(begun(first.text)) == 1)
-    assert "the training ended with 1; it is started again, 4 more times at most" in first.text
+    assert "the training ended with 1; it is started again, restarts left: 4" in first.text
     notice.touch()
     code = first.wait()
     notice.unlink()

@@ -180,7 +180,7 @@ def _bar(advice: Advice, row: IntervalCost, marks: str) -> str:
 
 def _said(advice: Advice) -> str:
     best = advice.best
-    steps = "" if best.interval_steps is None else f" ({best.interval_steps:,} steps)"
+    steps = "" if best.interval_steps is None else f" ({counted(best.interval_steps, 'step')})"
     return f"Save every {format_seconds(best.interval_seconds)}{steps}: an overhead of {_percent(best.overhead)}"
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hubshard.errors import FormatError, IncompleteError, IntegrityError
 from hubshard.events import OnEvent, Operation, ignore, operation
+from hubshard.messages import counted
 from hubshard.steps.branch_look import BranchLook, StepProblem, StepSummary, named
 from hubshard.steps.freeing import Freed
 from hubshard.steps.places import OpenStep
@@ -220,7 +221,7 @@ class StepBranch:
             broken = {found.step for found in summaries} - {*whole}
             gone = {*retention.expired(whole, max(whole))} if whole else set()
             gone |= broken - {found.step for found in summaries if found.is_newer} if remove_broken else set()
-            op.start(0, f"{len(summaries)} steps, {len(gone)} past the retention")
+            op.start(0, f"{counted(len(summaries), 'step')}, {len(gone)} past the retention")
             must_free = squash or look.was_squashed()
             if not dry_run:
                 look.remove(gone, f"Prune {named(gone)}")
@@ -254,7 +255,7 @@ class StepBranch:
         with operation("squash", self.where, self._on_event) as op:
             look = self._look(op)
             look.check_only_steps()
-            op.start(0, f"{len(look.place.steps())} steps")
+            op.start(0, counted(len(look.place.steps()), "step"))
             freed = look.free((), squash=True, dry_run=dry_run)
             op.end(look.at.commit)
         return freed

@@ -12,6 +12,7 @@ from pathlib import Path
 from hubshard.engine import run
 from hubshard.errors import FormatError, NotFoundError
 from hubshard.manifest import FileDigest, Manifest, Piece
+from hubshard.messages import counted
 from hubshard.plan import natural_key
 from hubshard.protocols import Buffer, Reader
 from hubshard.reads import Read, plan_reads
@@ -269,7 +270,8 @@ def _held(step: Step) -> str:
     tensors = Counter(".".join(map(str, placed.path[:1])) for placed in step.tensors.values())
     values = Counter(".".join(map(str, path[:1])) for path in step.scalar_paths.values())
     found = [
-        f"{key!r} ({tensors[key]} tensors, {values[key]} values)" for key in sorted(tensors.keys() | values.keys())
+        f"{key!r} ({counted(tensors[key], 'tensor')}, {counted(values[key], 'value')})"
+        for key in sorted(tensors.keys() | values.keys())
     ]
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return (", ".join(found[:_SHOWN]) + more) or "nothing"

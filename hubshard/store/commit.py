@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hubshard.errors import ConflictError, StoreError
+from hubshard.messages import counted
 from hubshard.protocols import Revision
 from hubshard.store.patience import Patience, Waits
 
@@ -106,7 +107,7 @@ def commit_by_rule(
             return made
         if attempt < attempts:
             patience.pause(branch, failure, attempt, _WAITS)
-    message = f"gave up after {attempts} attempts to commit to {branch!r}: {failure}"
+    message = f"gave up after {counted(attempts, 'attempt')} to commit to {branch!r}: {failure}"
     raise StoreError(message, hint="nothing was changed as far as we know; run it again", retryable=True) from failure
 
 

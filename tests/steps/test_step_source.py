@@ -116,7 +116,7 @@ def test_a_step_without_the_part_is_refused_and_says_what_it_holds(tmp_path: Pat
         StepSource(opened(tmp_path))
     assert refused.value.message.endswith(
         "step-00000001 holds no tensor under 'model'; it holds 'net' (2 tensors, 0 values), "
-        "'optimizer' (1 tensors, 1 values)"
+        "'optimizer' (1 tensor, 1 value)"
     )
 
 

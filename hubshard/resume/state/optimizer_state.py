@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor, Replicate
 
 from hubshard.errors import FormatError
+from hubshard.messages import counted
 from hubshard.resume.state.model_state import PlainNames
 from hubshard.resume.state.state_parts import Specs, Tensors, room_for, spec_of
 from hubshard.resume.state.tree import fill, join, split, tensor_names
@@ -109,7 +110,7 @@ class OptimizerPart:
         strangers = [param for param in params if id(param) not in names]
         if strangers:
             raise FormatError(
-                f"{self.path}: it holds {len(strangers)} parameters that are not the model's, the first of shape "
+                f"{self.path}: it holds {counted(len(strangers), 'parameter')} not of the model, the first of shape "
                 f"{tuple(strangers[0].shape)}: their values would be lost",
                 hint="give a model that holds them all, such as torch.nn.ModuleDict",
             )

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from hubshard.errors import FormatError
+from hubshard.messages import counted
 from hubshard.resume.data.adapters import StatefulLoader
 from hubshard.resume.dcp.torch_items import metadata_of
 from hubshard.resume.ranks import reading_ranks
@@ -143,8 +144,9 @@ class Parts:
         held = saved.part_names()
         for part in self._parts:
             if part.per_rank and not is_same_world and part.path in held:
+                ranks = counted(saved.progress["world_size"], "rank")
                 raise FormatError(
-                    f"{part.path}: it was saved on {saved.progress['world_size']} ranks, each of which had its own",
+                    f"{part.path}: it was saved on {ranks}, each of which had its own",
                     hint="go on with as many, or begin it anew: restore into a TrainState without it",
                 )
             if _stored_name(part, rank) not in saved.values:
@@ -160,9 +162,9 @@ class Parts:
         seed, step = progress["seed"], progress["step"] if self._restored_step is None else self._restored_step
         seed_rank(seed, rank, step)
         _LOG.warning(
-            "saved on %d ranks, going on with %d: the random generators of rank %d are seeded from (seed %d, rank %d, "
+            "saved on %s, going on with %d: the random generators of rank %d are seeded from (seed %d, rank %d, "
             "step %d)",
-            *(progress["world_size"], world_size, rank, seed, rank, step),
+            *(counted(progress["world_size"], "rank"), world_size, rank, seed, rank, step),
         )
 
 
