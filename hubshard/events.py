@@ -25,6 +25,8 @@ An operation begins with "start" and ends with "end", or with "error" where it f
 | error | the repo or target | | the type of the error, and what it says |
 | end | the repo or target | bytes moved | the commit or folder; `totals` has the sums |
 
+A file that a publish reads once more is told of as "read" only if some of it was sent since it was read before.
+
 hf_xet tries single requests again by itself and does not say so; all other retries are told. What it sends is looked up
 several times a second.
 """

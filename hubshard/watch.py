@@ -30,8 +30,11 @@ class Limits:
 
     Attributes:
         max_retries: of the whole operation.
-        stall_seconds: without a byte that moves, while some are to be moved.
-        min_rate: mean bytes per second over the last `window_seconds`, while some are to be moved.
+        stall_seconds: without a byte that moves, while some are to be moved. To move is to be sent or received; or to
+            be read from the source or the disk, or hashed, to learn whether it must be. What is read once more, as the
+            store has taken nothing of it, does not count; and a wait that the store asks for is silence too.
+        min_rate: mean bytes per second over the last `window_seconds`, while some are to be moved: of those sent and
+            received, or of those read and hashed, whichever are more.
         window_seconds: for `min_rate`; the first window may pass before it counts.
     """
 

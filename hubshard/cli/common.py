@@ -89,12 +89,16 @@ MaxRetries = Annotated[
     int | None, typer.Option(help="Give up, with exit status 3, after more retries than this in all.", min=0)
 ]
 StallSeconds = Annotated[
-    float | None, typer.Option(help="Give up, with exit status 3, when no byte has moved for so long.")
+    float | None,
+    typer.Option(
+        help="Give up, with exit status 3, when no byte was sent, received, or read for the first time for so long."
+    ),
 ]
 MinRate = Annotated[
     str | None,
     typer.Option(
-        metavar="SIZE", help="Give up, with exit status 3, when fewer bytes a second move over a minute, such as 10MB."
+        metavar="SIZE",
+        help="Give up, with exit status 3, when fewer bytes a second are sent, received, or read, over a minute: 10MB.",
     ),
 ]
 

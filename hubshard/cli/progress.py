@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -36,6 +37,7 @@ from hubshard.watch import Limits, Watch
 __all__ = ["print_fetched", "print_totals", "reporting", "totals_of", "totals_record"]
 
 _MOVED = {"sent", "received", "skipped", "deduplicated"}
+_LONG_SECONDS = 60.0  # of a pause: whoever looks later wants to know when it ends
 _UNSAID = {"read", "hashed", "end", "error"}
 
 
@@ -195,5 +197,10 @@ class _Bar:
 
 def _sentence(event: Event) -> str:
     word = {"warning": "Warning:", "retry": "Retry:"}.get(event.kind, event.kind)
-    pause = f"(in {event.wait_seconds:.1f} s)" if event.wait_seconds else ""
+    pause = ""
+    if event.wait_seconds >= _LONG_SECONDS:
+        until = time.strftime("%H:%M:%S", time.localtime(event.time + event.wait_seconds))
+        pause = f"(in {event.wait_seconds:.0f} s, at {until})"
+    elif event.wait_seconds:
+        pause = f"(in {event.wait_seconds:.1f} s)"
     return one_line(" ".join(part for part in (word, event.path, event.detail, pause) if part))

@@ -210,9 +210,7 @@ class FolderLayout:
     def _is_of_huggingface_hub(self, path: str) -> bool:
         # it notes what it has downloaded into a directory
         note = PurePosixPath(*_RESERVED, "download", f"{path}.metadata")
-        real = Path(
-            os.path.realpath(self.root / note)
-        )  # that of another directory, through a link, says nothing of this one
+        real = Path(os.path.realpath(self.root / note))  # through a link it would be the note of another directory
         return real.is_file() and real == Path(os.path.realpath(self.root)) / note
 
     def _warn_of_edits(self, moves: Collection[str], at: Revision) -> None:

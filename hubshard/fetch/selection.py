@@ -101,13 +101,26 @@ def select(
         chosen = _usual_choice(listing, variant, read_index, where)
     chosen = [entry for entry in chosen if not _match(entry.path, exclude or ())]
     if not chosen:
-        raise NotFoundError(f"{where}: no file is left to fetch", hint="correct the patterns to include and exclude")
+        raise _nothing(listing, where, has_patterns=bool(include or exclude))
     for entry in chosen:
         check_plain_path(entry.path, path=where)
     check_case((entry.path for entry in chosen), path=where)
     taken = {entry.path for entry in chosen}
     left_out = tuple(entry for entry in listing if holds_weights(entry.path) and entry.path not in taken)
     return Selection(tuple(sorted(chosen, key=_order)), left_out)
+
+
+def _nothing(listing: Sequence[Entry], where: str, *, has_patterns: bool) -> NotFoundError:
+    """Why there is nothing to take."""
+    if all(_is_of_git(entry.path) for entry in listing):
+        return NotFoundError(
+            f"{where}: there are no files yet", hint="is it the right repo and revision? if so, publish to it first"
+        )
+    if has_patterns:
+        return NotFoundError(f"{where}: no file is left to fetch", hint="correct the patterns to include and exclude")
+    return NotFoundError(
+        f"{where}: there are no files of a model, only {_some(listing)}", hint="to fetch them, name them in include"
+    )
 
 
 def is_entry_point(path: str) -> bool:
@@ -170,8 +183,12 @@ def _usual_choice(listing: Sequence[Entry], variant: str | None, read_index: Rea
 
 
 def _is_aside(path: str) -> bool:
-    *folders, name = PurePosixPath(path).parts
-    return name.startswith(".git") or any(map(is_training_folder, folders))
+    *folders, _ = PurePosixPath(path).parts
+    return _is_of_git(path) or any(map(is_training_folder, folders))
+
+
+def _is_of_git(path: str) -> bool:
+    return PurePosixPath(path).name.startswith(".git")
 
 
 def _name(entry: Entry) -> str:

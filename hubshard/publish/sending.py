@@ -65,11 +65,11 @@ class Sender:
         # what may be there already is hashed first, so that it need not be sent
         held = {entry.sha256 for entry in (there, kept) if entry and entry.sha256 and entry.nbytes == file.nbytes}
         read = partial(_while_wanted, file.data, turn)
-        with self._content(file, read, turn, must_hash=bool(held)) as (data, sha256):
+        sent = _Sum(partial(self._op.tell, "sent", file.path), turn.check)
+        with self._content(file, read, turn, sent, must_hash=bool(held)) as (data, sha256):
             if sha256 and sha256 in held:
                 self._op.tell("skipped", file.path, file.nbytes, "the Hub has it")
                 return Staged(file.path, file.nbytes, sha256)
-            sent = _Sum(partial(self._op.tell, "sent", file.path), turn.check)
             staged = self._stage(
                 file.path, data, nbytes=file.nbytes, sha256=sha256, on_sent=sent.add_while_wanted, on_ending=turn.ends
             )
@@ -82,13 +82,14 @@ class Sender:
 
     @contextmanager
     def _content(
-        self, file: OutFile, read: Callable[[], Iterable[Buffer]], turn: Turn, *, must_hash: bool
+        self, file: OutFile, read: Callable[[], Iterable[Buffer]], turn: Turn, sent: _Sum, *, must_hash: bool
     ) -> Iterator[tuple[Content, str | None]]:
         if self._scratch is not None and file.nbytes >= LARGE_FILE_BYTES:
             with self._scratch.holding(read, file.path, partial(self._op.tell, "hashed", file.path)) as found:
                 yield found
         else:
-            yield partial(self._read, file, read, turn), self._hashed(file.path, read) if must_hash else None
+            reading = _Reading(partial(self._op.tell, "read", file.path), sent)
+            yield partial(self._read, file, read, turn, reading), self._hashed(file.path, read) if must_hash else None
 
     def _hashed(self, path: str, read: Callable[[], Iterable[Buffer]]) -> str:
         digest = hashlib.sha256()
@@ -97,15 +98,18 @@ class Sender:
             self._op.tell("hashed", path, memoryview(buffer).nbytes)
         return digest.hexdigest()
 
-    def _read(self, file: OutFile, read: Callable[[], Iterable[Buffer]], turn: Turn) -> Iterable[Buffer]:
+    def _read(
+        self, file: OutFile, read: Callable[[], Iterable[Buffer]], turn: Turn, reading: _Reading
+    ) -> Iterable[Buffer]:
         early_bytes = min(_EARLY_BYTES, max(file.nbytes - 1, _BLOCK_BYTES))
         done = 0
+        reading.begin()
         for buffer in read():
             done += memoryview(buffer).nbytes
             if done > early_bytes:
                 turn.await_others()
             yield buffer
-            self._op.tell("read", file.path, memoryview(buffer).nbytes)
+            reading.add(memoryview(buffer).nbytes)
 
     def _tell_of(self, staged: Staged, there: Entry | None, sent: _Sum) -> bool:
         """Tell of the bytes of a file; whether it was sent."""
@@ -134,6 +138,35 @@ class _Sum:
     def add_while_wanted(self, nbytes: int) -> None:
         self.add(nbytes)
         self._check()
+
+
+class _Reading:
+    """Tells of bytes that are read of a file: once, and anew only if some were sent since they were read before.
+
+    A store that takes nothing has its file read again and again: nobody should take that for progress.
+    """
+
+    def __init__(self, then: Callable[[int], None], sent: _Sum) -> None:
+        self._then = then
+        self._sent = sent
+        self._sent_bytes = 0
+        self._most = 0
+        self._done = 0
+
+    def begin(self) -> None:
+        """It is read from its start."""
+        if self._sent.nbytes > self._sent_bytes:
+            self._most = 0
+        self._sent_bytes = self._sent.nbytes
+        self._done = 0
+
+    def add(self, nbytes: int) -> None:
+        """So many more bytes were read."""
+        self._done += nbytes
+        fresh = min(self._done - self._most, nbytes)
+        if fresh > 0:
+            self._most = self._done
+            self._then(fresh)
 
 
 def _while_wanted(data: Callable[[], Iterable[Buffer]], turn: Turn) -> Iterator[Buffer]:

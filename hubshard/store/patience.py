@@ -57,6 +57,7 @@ _WAITS = Waits()
 _STRANGER_WAITS = Waits(first_seconds=0.5, longest_seconds=2.0)
 _STRANGER_RETRIES = 3
 _STRANGER_SECONDS = 30.0
+_LONGEST_SECONDS = 3600.0  # the windows of the Hub's rate limits are of five minutes
 
 
 def may_pass(error: HubshardError) -> bool:
@@ -94,7 +95,7 @@ class Patience:
         """Try, and try again after errors that may pass.
 
         A server that takes no connection is waited for as long as that only where it is known to be one: otherwise
-        there are 3 more tries in 3.5 s, and none after 30 s.
+        there are 3 more tries in 3.5 s, and none after 30 s. One that says when to come back is obeyed, up to an hour.
 
         Args:
             attempt: raises an error of ours where it fails.
@@ -117,8 +118,14 @@ class Patience:
         return attempt()
 
     def pause(self, what: str, error: HubshardError, retry: int, waits: Waits = _WAITS) -> None:
-        """Say that the further try number `retry` (from 1) follows, and wait for it, as the store or `waits` says."""
+        """Say that the further try number `retry` (from 1) follows, and wait for it, as the store or `waits` says.
+
+        Raises:
+            BusyError: the error itself, where the store asks for more than an hour.
+        """
         wait_seconds = error.wait_seconds if isinstance(error, BusyError) else waits.before(retry)
+        if wait_seconds > _LONGEST_SECONDS:
+            raise error
         self.on_retry(what, error.message, wait_seconds)
         self.sleep(wait_seconds)
 

@@ -176,3 +176,23 @@ def test_a_repo_without_any_weights_gives_what_it_has() -> None:
 )
 def test_entry_points_are_what_makes_a_loader_begin(path: str, expected: bool) -> None:
     assert is_entry_point(path) is expected
+
+
+@pytest.mark.parametrize(
+    ("paths", "patterns", "told", "hint"),
+    [
+        ([], {}, "there are no files yet", "publish to it first"),
+        ([".gitattributes"], {}, "there are no files yet", "publish to it first"),
+        ([".gitattributes"], {"exclude": ["*.bin"]}, "there are no files yet", "publish to it first"),
+        (["checkpoint-5/optimizer.pt"], {}, "there are no files of a model, only checkpoint-5/optimizer.pt", "include"),
+        (SHARDED, {"include": ["*.gguf"]}, "no file is left to fetch", "correct the patterns"),
+        (SHARDED, {"exclude": ["*"]}, "no file is left to fetch", "correct the patterns"),
+    ],
+)
+def test_where_there_is_nothing_to_take_it_is_said_why(
+    paths: list[str], patterns: dict[str, list[str]], told: str, hint: str
+) -> None:
+    with pytest.raises(NotFoundError) as caught:
+        chosen(paths, **patterns)
+    assert str(caught.value) == f"org/model@main: {told}"
+    assert hint in str(caught.value.hint)

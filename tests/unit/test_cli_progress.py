@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 
@@ -58,6 +59,17 @@ def test_where_stderr_is_no_terminal_only_warnings_are_said(capsys: pytest.Captu
     captured = capsys.readouterr()
     assert captured.err == "Warning: w is larger than the bound\n"
     assert captured.out == ""
+
+
+def test_of_a_long_pause_it_is_said_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    with reporting(quiet=False, events=None) as on_event:
+        for seconds in (59.0, 3600.0):
+            on_event(Event("publish", "retry", "x", detail="busy", time=1_000_000.0, wait_seconds=seconds))
+    until = time.strftime("%H:%M:%S", time.localtime(1_003_600.0))
+    assert capsys.readouterr().err.splitlines() == [
+        "Retry: x busy (in 59.0 s)",
+        f"Retry: x busy (in 3600 s, at {until})",
+    ]
 
 
 def test_a_log_line_says_how_far_it_is_and_how_fast_since_the_last_one() -> None:

@@ -52,6 +52,16 @@ def test_a_store_that_says_when_to_come_back_is_obeyed() -> None:
     assert line.waits == [1.0, 17.0, 4.0]
 
 
+def test_a_store_that_asks_for_more_than_an_hour_is_not_waited_for() -> None:
+    busy = [BusyError("busy", wait_seconds=3600.0), BusyError("busy", wait_seconds=3601.0)]
+    line = Line([*busy])
+    with pytest.raises(BusyError) as caught:
+        line.patience().insist(line.ask, "x")
+    assert caught.value is busy[1]
+    assert line.waits == [3600.0]
+    assert [wait for _, _, wait in line.told] == [3600.0]
+
+
 @pytest.mark.parametrize(
     ("max_retries", "most", "tries"), [(5, None, 6), (5, 2, 3), (1, 2, 2), (5, 0, 1), (0, None, 1)]
 )
