@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 _SKEW_SECONDS = 120.0
+_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
 _QUERY = re.compile(r"(https?://[^\s?'\"<>]*)\?[^\s'\"<>)]*")
 
 
@@ -57,10 +58,11 @@ def translated(what: str, repo: str, *, needs: str = "read") -> Iterator[None]:
     except HfHubHTTPError as error:
         raise from_http(error, what, repo, needs=needs) from error
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        tls = _tls_hint(str(error))
         raise NoConnectionError(
             f"{repo}: cannot {what}: no connection to {_server_of(error)}: {error or 'it takes too long'}",
-            hint=_no_connection_hint(),
-            retryable=True,
+            hint=tls or _no_connection_hint(),
+            retryable=tls is None,
         ) from error
     except httpx.HTTPError as error:
         raise StoreError(
@@ -102,7 +104,7 @@ def signed(what: str, repo: str) -> Iterator[None]:
         words = f"{_words(cause)}{_skew(cause)}"
         raise SignatureError(
             f"{repo}: cannot {what}: the storage refuses the URL that the Hub has signed: {words}",
-            hint="is the clock right? run it again: it is signed anew",
+            hint="is there a quota that is used up? is the clock right? run it again: it is signed anew",
         ) from cause
 
 
@@ -166,6 +168,18 @@ def _no_connection_hint() -> str:
     return "is there a network? does HF_ENDPOINT name a Hub?" + (proxy if getproxies() else "")
 
 
+def _tls_hint(words: str) -> str | None:
+    """What to do where a server was reached, and TLS with it will never be: in the words of OpenSSL."""
+    if "CERTIFICATE_VERIFY_FAILED" in words:
+        return (
+            "is it the right server? if you trust who signed its certificate (a company's proxy, say), "
+            "name the file of theirs in SSL_CERT_FILE"
+        )
+    if any(sign in words for sign in _NO_TLS):
+        return "it does not speak TLS: should HF_ENDPOINT begin with http:// rather than https://?"
+    return None
+
+
 def _failed(message: str, status: int, wait_seconds: float | None) -> StoreError:
     if wait_seconds is not None and status in {429, 503}:
         return BusyError(
@@ -220,7 +234,8 @@ def _retry_after(error: HfHubHTTPError) -> float | None:
 
 def is_unreachable(error: HubshardError) -> bool:
     """Whether no answer can be had from the Hub, now or at all: what is at hand may do instead."""
-    return (isinstance(error, StoreError) and error.retryable) or isinstance(error.__cause__, OfflineModeIsEnabled)
+    may_pass = isinstance(error, StoreError) and error.retryable
+    return may_pass or isinstance(error, NoConnectionError) or isinstance(error.__cause__, OfflineModeIsEnabled)
 
 
 def is_revision_missing(error: HubshardError) -> bool:

@@ -17,7 +17,7 @@ from hubshard.protocols import Content, Entry, Revision, Staged
 from hubshard.store.content import sha256_of
 from hubshard.store.local_stage import StagingArea, check_free_space
 from hubshard.store.local_swap import OnStep, ignore, locked, recover, swap_in, workspace_of
-from hubshard.store.local_tree import FileState, is_private, revision_id, scan, state_of, walk
+from hubshard.store.local_tree import AT_REST, FileState, is_private, revision_id, scan, state_of, walk
 
 __all__ = ["LocalStore"]
 
@@ -214,9 +214,7 @@ class LocalStore:
         if at.commit not in self._revisions:
             self.head(_MAIN)
         if at.commit not in self._revisions:
-            raise NotFoundError(
-                f"{self.root} has changed since it was looked at ({at.commit[:12]})", hint="open it again"
-            )
+            raise NotFoundError(f"{self.root} has changed since it was looked at ({at.commit[:12]})", hint=AT_REST)
         return self._revisions[at.commit]
 
     def _remember(self, commit: str, files: Mapping[str, FileState]) -> None:
@@ -232,9 +230,9 @@ class LocalStore:
 def _check_unchanged(state: FileState, status: os.stat_result) -> None:
     now = state_of(state.path, state.real, status)
     if now.inode != state.inode:
-        raise NotFoundError(f"{state.real} was replaced since it was looked at", hint="open it again")
+        raise NotFoundError(f"{state.real} was replaced since it was looked at", hint=AT_REST)
     if now.mark != state.mark:
-        raise IntegrityError(f"{state.real} was written since it was looked at", hint="open it again")
+        raise IntegrityError(f"{state.real} was written since it was looked at", hint=AT_REST)
 
 
 def _check_branch(branch: str) -> None:

@@ -11,7 +11,10 @@ from pathlib import Path, PurePosixPath
 
 from hubshard.errors import FormatError
 
-__all__ = ["FileState", "allowed_roots", "is_private", "revision_id", "scan", "state_of", "walk"]
+__all__ = ["AT_REST", "FileState", "allowed_roots", "is_private", "revision_id", "scan", "state_of", "walk"]
+
+AT_REST = "something writes there: when it is at rest, open it again, or run it again"
+"""What to do about files that change while they are read."""
 
 _PRIVATE = {".git", ".cache"}
 

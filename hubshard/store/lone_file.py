@@ -9,6 +9,7 @@ from pathlib import Path
 from hubshard.disk import read_exactly
 from hubshard.errors import IntegrityError, NotFoundError
 from hubshard.protocols import Entry, Revision
+from hubshard.store.local_tree import AT_REST
 
 __all__ = ["LoneFile"]
 
@@ -55,7 +56,7 @@ class LoneFile:
 
     def _check(self, status: os.stat_result, at: Revision) -> None:
         if _state(status) != at.commit:
-            raise IntegrityError(f"{self.path} has changed since it was opened", hint="open it again")
+            raise IntegrityError(f"{self.path} has changed since it was opened", hint=AT_REST)
 
 
 def _state(status: os.stat_result) -> str:

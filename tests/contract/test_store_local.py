@@ -62,8 +62,9 @@ def test_a_file_that_is_written_after_the_look_is_not_read(root: Path) -> None:
     store = LocalStore(root)
     at = head(store)
     (root / "config.json").write_bytes(b"[1]")
-    with pytest.raises(IntegrityError, match="was written since"):
+    with pytest.raises(IntegrityError, match="was written since") as caught:
         store.read(at, "config.json", 0, 2, memoryview(bytearray(2)))
+    assert "when it is at rest" in str(caught.value.hint)
     (root / "config.json").unlink()
     with pytest.raises(NotFoundError):
         store.read(at, "config.json", 0, 2, memoryview(bytearray(2)))
@@ -73,8 +74,9 @@ def test_a_file_that_is_replaced_after_the_look_is_not_read(root: Path) -> None:
     store = LocalStore(root)
     at = head(store)
     add(store, "config.json", b"[]")
-    with pytest.raises(NotFoundError, match="was replaced since"):
+    with pytest.raises(NotFoundError, match="was replaced since") as caught:
         store.read(at, "config.json", 0, 2, memoryview(bytearray(2)))
+    assert "when it is at rest" in str(caught.value.hint)
 
 
 def test_nothing_is_left_beside_the_directory(root: Path) -> None:

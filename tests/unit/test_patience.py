@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import ssl
+import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from huggingface_hub.utils import close_session
@@ -123,6 +129,38 @@ def test_a_server_that_never_answered_is_given_up_soon_by_its_name(waits: list[f
     assert is_unreachable(told.value), "what is at hand may do instead"
     assert told.value.hint is not None
     assert "HF_ENDPOINT" in told.value.hint
+
+
+def test_a_server_that_speaks_no_tls_is_told_as_such_at_once(waits: list[float]) -> None:
+    proxy = Proxy(1)
+    proxy.always("", _busy)
+    with closing(proxy), pytest.raises(NoConnectionError, match="no connection to https://") as told:
+        _store(proxy.url.replace("http:", "https:"), waits).head("main")
+    assert waits == []
+    assert "should HF_ENDPOINT begin with http://" in str(told.value.hint)
+    assert is_unreachable(told.value)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_a_certificate_that_nobody_trusts_is_told_as_such_at_once(waits: list[float], tmp_path: Path) -> None:
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-subj", "/CN=localhost", "-days", "2", "-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
+    subprocess.run(command, check=True, capture_output=True)
+    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ours.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    server.socket = ours.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        with pytest.raises(NoConnectionError, match="certificate") as told:
+            _store(f"https://localhost:{server.server_address[1]}", waits).head("main")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert waits == []
+    assert "SSL_CERT_FILE" in str(told.value.hint)
 
 
 def test_fewer_tries_are_made_where_fewer_are_asked_for(waits: list[float]) -> None:
