@@ -144,10 +144,11 @@ def test_a_server_that_speaks_no_tls_is_told_as_such_at_once(waits: list[float])
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 def test_a_certificate_that_nobody_trusts_is_told_as_such_at_once(waits: list[float], tmp_path: Path) -> None:
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-subj", "/CN=localhost", "-days", "2", "-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command += ["-subj", "/CN=localhost", "-days", "2", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(command, check=True, capture_output=True)
     ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    ours.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    ours.load_cert_chain(certificate, key)
     server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
     server.socket = ours.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
