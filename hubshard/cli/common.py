@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import partial, wraps
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Annotated, Any, NoReturn, ParamSpec
 
 import typer
 
+from hubshard.errors import StoreError
 from hubshard.sizes import parse_size
 from hubshard.watch import LimitError, Limits
 
@@ -39,6 +41,7 @@ __all__ = [
     "give_up",
     "interruptible",
     "limits_of",
+    "showing",
 ]
 
 P = ParamSpec("P")
@@ -142,6 +145,27 @@ def interruptible(note: str, *, at_once: bool = False) -> Callable[[Callable[P, 
         return run
 
     return decorate
+
+
+@contextmanager
+def showing(done: str) -> Iterator[None]:
+    """Around what prints the result of a verb that has changed something: it is done, though nobody can be told.
+
+    Args:
+        done: what was done, in a sentence.
+
+    Raises:
+        StoreError: stdout takes nothing. Of a reader that has left, nothing is said, as everywhere.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        raise StoreError(
+            f"{done}; only its result cannot be written to stdout: {error.strerror or error}",
+            hint="there is no need to run it again",
+        ) from error
 
 
 def _leave_at_once(note: str, *_: object) -> NoReturn:

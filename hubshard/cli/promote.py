@@ -21,6 +21,7 @@ from hubshard.cli.common import (
     echo_json,
     interruptible,
     limits_of,
+    showing,
 )
 from hubshard.cli.publishing import (
     Branch,
@@ -129,16 +130,17 @@ def promote(
             token=token,
             on_event=on_event,
         )
-    if as_json:
-        echo_json(_record(promoted) | totals_record(totals[0]))
-    elif dry_run:
-        typer.echo(f"step {promoted.step} of {promoted.read_from}", err=True)
-        print_plan(promoted)
-    elif quiet:
-        typer.echo(promoted.pr_url or promoted.url)
-    else:
-        _print_summary(promoted)
-        print_totals(totals[0])
+    with showing("the dry run has ended" if dry_run else f"{promoted.pr_url or promoted.url} is published"):
+        if as_json:
+            echo_json(_record(promoted) | totals_record(totals[0]))
+        elif dry_run:
+            typer.echo(f"step {promoted.step} of {promoted.read_from}", err=True)
+            print_plan(promoted)
+        elif quiet:
+            typer.echo(promoted.pr_url or promoted.url)
+        else:
+            _print_summary(promoted)
+            print_totals(totals[0])
 
 
 def _record(promoted: Promoted) -> dict[str, object]:

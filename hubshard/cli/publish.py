@@ -23,6 +23,7 @@ from hubshard.cli.common import (
     echo_json,
     interruptible,
     limits_of,
+    showing,
 )
 from hubshard.cli.publishing import (
     Branch,
@@ -140,15 +141,16 @@ def publish(
             token=token,
             on_event=on_event,
         )
-    if as_json:
-        echo_json(published_record(published) | totals_record(totals[0]))
-    elif dry_run:
-        print_plan(published)
-    elif quiet:
-        typer.echo(published.pr_url or published.url)
-    else:
-        _print_summary(published)
-        print_totals(totals[0])
+    with showing("the dry run has ended" if dry_run else f"{published.pr_url or published.url} is published"):
+        if as_json:
+            echo_json(published_record(published) | totals_record(totals[0]))
+        elif dry_run:
+            print_plan(published)
+        elif quiet:
+            typer.echo(published.pr_url or published.url)
+        else:
+            _print_summary(published)
+            print_totals(totals[0])
 
 
 def _abandon(source: str, repo: str | None, *, revision: str, token: str | None, as_json: bool) -> None:

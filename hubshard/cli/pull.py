@@ -22,6 +22,7 @@ from hubshard.cli.common import (
     a_directory,
     interruptible,
     limits_of,
+    showing,
 )
 from hubshard.target import parse_repo
 
@@ -77,4 +78,5 @@ def pull(
             token=token,
             on_event=on_event,
         )
-    print_fetched(path, totals[0], as_json=as_json, quiet=quiet)
+    with showing(f"{target.repo_id} is in {path}"):
+        print_fetched(path, totals[0], as_json=as_json, quiet=quiet)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hubshard.cli.common import Events, ExpectedHead, Json, Token, echo_json, interruptible
+from hubshard.cli.common import Events, ExpectedHead, Json, Token, echo_json, interruptible, showing
 from hubshard.cli.publishing import Title
 from hubshard.messages import counted
 from hubshard.sizes import format_size
@@ -41,13 +41,14 @@ def rollback(
             token=token,
             on_event=on_event,
         )
-    if as_json:
-        echo_json(asdict(done))
-    elif not done.changed:
-        typer.echo(f"Unchanged: {done.url} is that already")
-    else:
-        typer.echo(done.url)
-        typer.echo(
-            f"{counted(len(done.restored), 'file')} restored, {len(done.removed)} removed, "
-            f"{format_size(done.sent_bytes)} sent"
-        )
+    with showing(f"{done.url} is rolled back to {to}"):
+        if as_json:
+            echo_json(asdict(done))
+        elif not done.changed:
+            typer.echo(f"Unchanged: {done.url} is that already")
+        else:
+            typer.echo(done.url)
+            typer.echo(
+                f"{counted(len(done.restored), 'file')} restored, {len(done.removed)} removed, "
+                f"{format_size(done.sent_bytes)} sent"
+            )

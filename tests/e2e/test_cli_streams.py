@@ -77,6 +77,29 @@ def test_a_full_disk_behind_the_events_is_told_and_the_publish_lands(hub: Hub, m
 
 
 @needs_full
+def test_a_result_that_cannot_be_written_is_told_as_done(hub: Hub, model: Path, tmp_path: Path) -> None:
+    def to_full() -> None:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+
+    url = f"{hub.url}/{REPO}/tree/"
+    verbs: list[tuple[list[str | Path], str]] = [
+        (["publish", model, REPO, "--json"], url),
+        (["publish", model, REPO, "-q", "--dry-run"], "the dry run has ended"),
+        (["pull", REPO, "--local-dir", tmp_path / "copy", "--json"], f"{REPO} is in {tmp_path / 'copy'}"),
+        (["rollback", REPO, "--to", "main", "--json"], url),
+    ]
+    for verb, told in verbs:
+        done = _run(hub, *verb, before=to_full)
+        assert done.returncode == 1
+        said = [line for line in done.stderr.splitlines() if not line.startswith("Warning: ")]
+        assert said[0].startswith(f"Error: {told}")
+        assert said[0].endswith("only its result cannot be written to stdout: No space left on device")
+        assert said[1:] == ["Hint: there is no need to run it again"]
+    assert "model.safetensors" in HfApi(endpoint=hub.url).list_repo_files(REPO)
+    assert (tmp_path / "copy/model.safetensors").exists()
+
+
+@needs_full
 def test_warnings_that_cannot_be_said_do_not_end_a_publish(hub: Hub, model: Path) -> None:
     def to_full() -> None:
         os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
