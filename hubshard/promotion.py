@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,16 +12,17 @@ from typing import Any, Literal
 from hubshard.errors import FormatError, NotFoundError
 from hubshard.events import OnEvent, ignore
 from hubshard.messages import listed
-from hubshard.names import check_variant, is_weight_file, variant_of
+from hubshard.names import check_variant, parse_weight_name
 from hubshard.paths import check_plain_path
 from hubshard.protocols import Revision
 from hubshard.publish.delivery import Delivery, Published, deliver
+from hubshard.publish.from_store import beside_weights
 from hubshard.publish.left_out import Choice
-from hubshard.publish.outgoing import Layout, OutFile, Outgoing, beside_weights, from_memory
+from hubshard.publish.outgoing import Layout, OutFile, Outgoing, from_memory
 from hubshard.readers import read_bytes
 from hubshard.sizes import parse_size
 from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
-from hubshard.sources.model_config import config_with_dtype
+from hubshard.sources.model_config import config_of, config_with_dtype, stem_for
 from hubshard.steps.source import MODEL, StepSource, open_step
 from hubshard.store.hub import HubStore
 from hubshard.store.hub_client import Token
@@ -166,10 +168,16 @@ def promote(
         sources.append(StepSource(opened, part))
         given = [companions] if isinstance(companions, str | os.PathLike) else companions
         objects = [each for each in given if not isinstance(each, str | os.PathLike)]
-        outgoing = from_memory(sources[0], layout, companions=objects)
-        for place in (each for each in given if isinstance(each, str | os.PathLike)):
-            outgoing = _joined(outgoing, open_target(place, token=token, endpoint=endpoint, patience=patience))
-        return _outgoing(sources[0], layout, outgoing, _Target.of(to, patience))
+        places = [
+            open_target(each, token=token, endpoint=endpoint, patience=patience)
+            for each in given
+            if isinstance(each, str | os.PathLike)
+        ]
+        target = _Target.of(to, patience)
+        outgoing = from_memory(sources[0], layout, companions=objects, stem=_stem(sources[0], places, target))
+        for place in places:
+            outgoing = _joined(outgoing, place)
+        return _outgoing(sources[0], layout, outgoing, target)
 
     published = deliver(to, collect)
     (source,) = sources
@@ -206,6 +214,21 @@ class _Target:
 
 
 def _joined(outgoing: Outgoing, companion: Opened) -> Outgoing:
+def _stem(source: StepSource, places: Sequence[Opened], target: _Target) -> str:
+    """The stem that the loader looks for which the config of the model is for, where there is one."""
+    for place in places:
+        for entry in place.store.list(place.at):
+            if entry.path == _CONFIG and place.path is None:
+                raw = read_bytes(place.store, place.at, _CONFIG, 0, entry.nbytes)
+                return stem_for(config_of(raw, path=f"{place.where}: {_CONFIG}"))
+    for file in _saved_files(source):
+        if file.path == _CONFIG:
+            return stem_for(config_of(b"".join(map(bytes, file.data()))))
+    with suppress(FormatError):  # what the repo shows now is not ours to judge
+        return stem_for(config_of(target.read(_CONFIG) or b"{}"))
+    return stem_for({})
+
+
     """What goes out, and the small files of a folder or repo besides."""
     if companion.path is not None:
         raise FormatError(f"{companion.path}: config and tokenizer are taken from a folder", hint="name the folder")
@@ -240,7 +263,7 @@ def _saved_files(source: StepSource) -> Iterator[OutFile]:
     for path, content in saved.items() if isinstance(saved, dict) else ():
         if isinstance(path, str) and isinstance(content, str | bytes):
             check_plain_path(path, path=source.opened.folder.where)
-            if is_weight_file(path, variant=variant_of(path)):
+            if parse_weight_name(path) is not None:
                 raise FormatError(f"{source.opened.folder.where}: its metadata brings the weight file {path}")
             yield OutFile.of(path, content.encode() if isinstance(content, str) else content, default=True)
 

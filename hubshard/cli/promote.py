@@ -158,7 +158,7 @@ def _print_summary(promoted: Promoted) -> None:
     columns = {
         "step": f"{promoted.step:,}",
         "shards": f"{promoted.shards:,}",
-        "tensors": f"{sum(len(shard.specs) for shard in promoted.plan.shards):,}",
+        "tensors": f"{sum(len(shard.specs) for plan in promoted.plans for shard in plan.shards):,}",
         "size": format_size(promoted.total_bytes),
         "read": format_size(promoted.read_bytes),
         "sent": format_size(promoted.sent_bytes),

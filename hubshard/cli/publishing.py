@@ -79,7 +79,8 @@ def published_record(published: Published) -> dict[str, object]:
         "changed": published.changed,
         "shards": [
             {"path": shard.path, "nbytes": shard.nbytes, "tensors": [spec.name for spec in shard.specs]}
-            for shard in published.plan.shards
+            for plan in published.plans
+            for shard in plan.shards
         ],
         "total_bytes": published.total_bytes,
         "deleted": published.deleted,
@@ -90,12 +91,13 @@ def print_plan(published: Published) -> None:
     """The shards that a publish would make, as a table."""
     from hubshard.cli.tables import print_table
 
-    plan = published.plan
+    shards = [shard for plan in published.plans for shard in plan.shards]
     rows = [
         (shard.path, f"{len(shard.specs):,}", format_size(shard.nbytes), shard.specs[0].name, shard.specs[-1].name)
-        for shard in plan.shards
+        for shard in shards
     ]
     print_table(("shard", ">tensors", ">size", "first tensor", "last tensor"), rows)
     total = format_size(published.total_bytes)
-    typer.echo(f"{counted(len(plan.shards), 'shard')}, {format_size(plan.nbytes)}; with all other files {total}")
+    of_shards = format_size(sum(shard.nbytes for shard in shards))
+    typer.echo(f"{counted(len(shards), 'shard')}, {of_shards}; with all other files {total}")
     typer.echo("Dry run: nothing was written.", err=True)

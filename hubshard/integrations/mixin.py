@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from hubshard.errors import FormatError
 from hubshard.lazy import load_into, open_checkpoint
-from hubshard.names import check_variant, is_weight_file
+from hubshard.names import check_variant
 from hubshard.publish import Published, push_to_hub
 from hubshard.publish.outgoing import Layout, Outgoing, from_memory
 from hubshard.sizes import parse_size
@@ -97,7 +97,7 @@ class ShardedHubMixin:
         code = None if dtype is None else parse_float_dtype(dtype)
         outgoing = from_memory(self, Layout(parse_size(max_shard_size), variant, code))
         folder = Path(save_directory)
-        _write(outgoing, folder, variant)
+        _write(outgoing, folder)
         return folder
 
     def push_to_hub(self, repo_id: str, **options: Any) -> Published:
@@ -158,12 +158,12 @@ def _arguments(cls: type[Any], raw: bytes | None) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name in names}
 
 
-def _write(outgoing: Outgoing, folder: Path, variant: str | None) -> None:
+def _write(outgoing: Outgoing, folder: Path) -> None:
     store = LocalStore(folder)
     parent = store.head("main")
     there = {entry.path for entry in store.list(parent)} if parent else set()
     files = [file for file in outgoing.all_files if not (file.default and file.path in there)]
     staged = [store.stage("main", file.path, file.data, nbytes=file.nbytes) for file in files]
     new = {file.path for file in files}
-    stale = [path for path in there - new if "/" not in path and is_weight_file(path, variant=variant)]
+    stale = [path for path in there - new if outgoing.replaces(path)]
     store.commit("main", parent=parent, add=staged, remove=sorted(stale), message="Save", publish_id=uuid4().hex)

@@ -53,7 +53,7 @@ class Published:
         url: of that commit, or None.
         pr_url: of the pull request, where one was asked for.
         tag: the tag that names it, or None.
-        plan: which tensor is in which shard.
+        plans: which tensor is in which shard: one plan for each folder that holds a checkpoint, mostly one in all.
         changed: False where the repo already held all of it.
         total_bytes: bytes of all files.
         sent_bytes: bytes of content that crossed the network, those of failed attempts included.
@@ -70,7 +70,7 @@ class Published:
     url: str | None
     pr_url: str | None
     tag: str | None
-    plan: ShardPlan = field(repr=False)  # of every tensor: too long to print
+    plans: tuple[ShardPlan, ...] = field(repr=False)  # of every tensor: too long to print
     changed: bool
     total_bytes: int
     sent_bytes: int = 0
@@ -84,12 +84,12 @@ class Published:
     @property
     def shards(self) -> int:
         """How many weight files it has."""
-        return len(self.plan.shards)
+        return sum(len(plan.shards) for plan in self.plans)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All but the plan, as plain data: for other ranks, which have the plan."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "plan"}
+        """All but the plans, as plain data: for other ranks, which have the plans."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "plans"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ def deliver(to: Delivery, collect: Collect, together: Together | None = None) ->
             together.agree(_same(to, outgoing))
         if to.dry_run:
             op.end("a dry run")
-            return Published(None, None, None, None, outgoing.plan, changed=False, total_bytes=outgoing.nbytes)
+            return Published(None, None, None, None, outgoing.plans, changed=False, total_bytes=outgoing.nbytes)
         disk = None if to.scratch is None else stack.enter_context(_scratch(Path(to.scratch), outgoing))
         work = Work(op, patience, disk)
         if together is not None and not together.leads:
@@ -213,10 +213,11 @@ def deliver(to: Delivery, collect: Collect, together: Together | None = None) ->
 
 def _same(to: Delivery, outgoing: Outgoing) -> str:
     """What is the same on all ranks that publish the same."""
-    key = publish_key(outgoing.plan, repo_id=to.repo_id, revision=to.revision)
+    key = publish_key(outgoing.plans, repo_id=to.repo_id, revision=to.revision)
     where = HubStore(to.repo_id, endpoint=to.endpoint).url_of(Revision(to.revision, to.revision))
     asked = f"tag {to.tag}, pull request: {to.create_pr}, dry run: {to.dry_run}, plan {key}"
-    return f"{counted(len(outgoing.plan.shards), 'shard')} of {outgoing.plan.nbytes} bytes to {where} ({asked})"
+    nbytes = sum(shard.nbytes for shard in outgoing.shards)
+    return f"{counted(len(outgoing.shards), 'shard')} of {nbytes} bytes to {where} ({asked})"
 
 
 def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | None) -> Published:
@@ -226,7 +227,7 @@ def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | 
     base, is_new = base_of(store, to)
     if to.tag and not to.move_tag:
         check_tag(store, to.tag, base)
-    key = publish_key(outgoing.plan, repo_id=store.repo_id, revision=to.revision)
+    key = publish_key(outgoing.plans, repo_id=store.repo_id, revision=to.revision)
     at = Destination(store, to.revision, base, to.create_pr, key)
     ranks = 1 if together is None else together.size
     upload = Upload(at, outgoing, work.op, scratch=work.scratch, streams=to.streams, ranks=ranks)
@@ -252,7 +253,7 @@ def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | 
         url=store.url_of(commit),
         pr_url=store.url_of(commit) if to.create_pr and commit != base else None,
         tag=to.tag,
-        plan=outgoing.plan,
+        plans=outgoing.plans,
         changed=commit != base,
         total_bytes=outgoing.nbytes,
         sent_bytes=totals.sent_bytes,

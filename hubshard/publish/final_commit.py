@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from hubshard.errors import ConflictError, HubshardError, IntegrityError
 from hubshard.events import Operation
-from hubshard.names import is_weight_file
 from hubshard.protocols import Entry, Revision, Staged
 from hubshard.publish.destination import Destination
 from hubshard.publish.outgoing import Outgoing
@@ -25,7 +24,7 @@ class Change:
 
     Attributes:
         add: files that are new or differ.
-        remove: weight files of the variant that the new index does not name.
+        remove: weight files of the same folder, stem and variant that the new index does not name.
     """
 
     add: tuple[Staged, ...]
@@ -112,9 +111,8 @@ class FinalCommit:
         return found
 
     def _change(self, staged: Iterable[Staged], tree: Mapping[str, Entry]) -> Change:
-        plan = self._outgoing.plan
-        kept = {plan.index_path, *(shard.path for shard in plan.shards)}
-        stale = (path for path in tree if is_weight_file(path, variant=plan.variant) and path not in kept)
+        ours = {file.path for file in self._outgoing.all_files}
+        stale = (path for path in tree if self._outgoing.replaces(path) and path not in ours)
         return Change(tuple(s for s in staged if not s.is_same(tree.get(s.path))), tuple(sorted(stale)))
 
     def _check_tag(self, tag: str | None, at: Revision | None) -> None:
@@ -150,7 +148,7 @@ class FinalCommit:
         before, now = self._to.tree(head), self._to.tree(fresh)
         changed = {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
         mine = change.paths | {file.path for file in self._outgoing.all_files}
-        theirs = {path for path in changed if path in mine or is_weight_file(path, variant=self._outgoing.plan.variant)}
+        theirs = {path for path in changed if path in mine or self._outgoing.replaces(path)}
         if theirs and self._change(staged, now).paths:
             raise ConflictError(
                 f"{error.message}; it changed {', '.join(sorted(theirs)[:10])}, which this publish changes too",

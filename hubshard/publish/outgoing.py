@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from hubshard.errors import FormatError
+from hubshard.errors import HubshardError
 from hubshard.messages import brief, counted, listed
-from hubshard.names import is_weight_file, shard_name, variant_of
+from hubshard.names import MODEL
 from hubshard.paths import check_case, check_plain_path, check_store_path
-from hubshard.plan import MAX_INDEX_BYTES, MAX_SHARDS, Shard, ShardPlan, plan_shards
-from hubshard.protocols import Buffer, Entry, Source
-from hubshard.publish.left_out import Choice
+from hubshard.plan import MAX_INDEX_BYTES, MAX_SHARDS, ShardPlan, bound_of, plan_shards
+from hubshard.protocols import Buffer, Source
 from hubshard.shardfile import stream_shard
 from hubshard.sizes import READ_BYTES, format_size
 from hubshard.sources.cast import CastSource
-from hubshard.sources.dtypes import CASTABLE
 from hubshard.sources.model import ModelParts, Whole, parts_of
-from hubshard.sources.model_config import config_of, config_with_dtype
-from hubshard.sources.packed import logical_parameters
-from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.sources.state_dict import StateDictSource
-from hubshard.store.opening import Opened
 
-__all__ = ["Layout", "OutFile", "Outgoing", "beside_weights", "from_memory", "from_store"]
+__all__ = ["Component", "Layout", "OutFile", "Outgoing", "from_memory", "outgoing_of"]
 
-_WORKERS = 8
-# https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
-_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
-_MAX_POINTER_BYTES = 1024
 _LARGE_INDEX = "the Hub's own readers take 10 MB at most; transformers reads it, the page of the repo may not"
 _MANY_SHARDS = (
     "the Hub advises fewer than 10,000 files in a folder, and lists them page by page; make the shards larger"
@@ -64,14 +54,14 @@ class Outgoing:
     """All that a publish will put into the repo.
 
     Attributes:
-        plan: which tensor goes into which shard.
-        shards: the weight files, in the plan's order.
-        files: the index and everything that goes along.
+        plans: which tensor goes into which shard: one plan for each folder that holds a checkpoint.
+        shards: the weight files, in the plans' order.
+        files: the indexes and everything that goes along.
         notes: sentences for people: what was left out, what is unusual.
         title: of the commit, unless whoever publishes names another.
     """
 
-    plan: ShardPlan
+    plans: tuple[ShardPlan, ...]
     shards: tuple[OutFile, ...]
     files: tuple[OutFile, ...]
     notes: tuple[str, ...] = ()
@@ -80,7 +70,7 @@ class Outgoing:
     @property
     def usual_title(self) -> str:
         """The title of the commit where none is asked for."""
-        return self.title or f"Publish {counted(len(self.plan.shards), 'shard')} with hubshard"
+        return self.title or f"Publish {counted(len(self.shards), 'shard')} with hubshard"
 
     @property
     def all_files(self) -> tuple[OutFile, ...]:
@@ -91,6 +81,10 @@ class Outgoing:
     def nbytes(self) -> int:
         """Bytes of everything."""
         return sum(file.nbytes for file in self.all_files)
+
+    def replaces(self, path: str) -> bool:
+        """Whether a file is a weight file, or an index, of which a publish of this leaves its own alone."""
+        return any(plan.replaces(path) for plan in self.plans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,38 +102,76 @@ class Layout:
     dtype: str | None = None
 
 
+@dataclass(frozen=True)
+class Component:
+    """The checkpoint of one folder.
+
+    Attributes:
+        plan: of its shards.
+        tensors: gives what is in them.
+        total_parameters: as its index tells; None to count what is stored.
+    """
+
+    plan: ShardPlan
+    tensors: Source
+    total_parameters: int | None = None
+
+    @classmethod
+    def of(cls, parts: ModelParts, layout: Layout, *, folder: str = "", tensors: Source | None = None) -> Component:
+        """Parts of a model in memory, planned; their tensors, unless others are given."""
+        try:
+            tensors = tensors or StateDictSource(parts.state_dict, dtype=layout.dtype, keep=parts.keep)
+            plan = plan_shards(
+                tensors.specs(),
+                max_shard_bytes=layout.max_shard_bytes,
+                variant=layout.variant,
+                aliases=tensors.aliases(),
+                metadata=parts.metadata,
+                stem=parts.stem,
+                folder=folder,
+            )
+        except HubshardError as error:
+            error.add_place(folder, known_by=folder)
+            raise
+        return cls(plan, tensors, parts.total_parameters)
+
+
 def from_memory(
-    source: Any, layout: Layout, *, companions: Sequence[object] = (), whole: Whole | None = None
+    source: Any,
+    layout: Layout,
+    *,
+    companions: Sequence[object] = (),
+    whole: Whole | None = None,
+    stem: str = MODEL,
 ) -> Outgoing:
-    """A state dict, an `nn.Module`, a transformers model, or any `Source`.
+    """A state dict, an `nn.Module`, a model of transformers, diffusers or peft, a pipeline, or any `Source`.
 
     Args:
         source: the tensors.
         layout: of the shards.
         companions: tokenizers, processors and the like: whatever has `save_pretrained` and holds no weights.
         whole: makes the state dict of the whole model of that of this process, where it holds but a part.
+        stem: of the names of a state dict or `Source`; a model knows its own.
 
     Raises:
         FormatError: something in it that cannot be published, by name.
     """
     if isinstance(source, Mapping) or hasattr(source, "specs"):
-        parts = parts_of(*companions) if companions else ModelParts()
+        beside = parts_of(*companions) if companions else ModelParts()
         if whole is not None and isinstance(source, Mapping):
             source = whole(dict(source))
-        tensors = _source(source, layout.dtype)
+        parts = replace(beside, stem=stem)
+        components = [Component.of(parts, layout, tensors=_source(source, layout.dtype))]
     else:
         parts = parts_of(source, *companions, dtype=layout.dtype, whole=whole)
-        tensors = StateDictSource(parts.state_dict, dtype=layout.dtype, keep=parts.keep)
-    plan = plan_shards(
-        tensors.specs(),
-        max_shard_bytes=layout.max_shard_bytes,
-        variant=layout.variant,
-        aliases=tensors.aliases(),
-        metadata=parts.metadata,
-    )
+        every = {"": parts} | dict(parts.folders)
+        holding = {folder: each for folder, each in every.items() if each.state_dict} or {"": parts}
+        components = [Component.of(each, layout, folder=folder) for folder, each in sorted(holding.items())]
     files = [OutFile.of(path, data) for path, data in parts.files.items()]
+    for folder, each in parts.folders.items():
+        files += [OutFile.of(f"{folder}/{path}", data) for path, data in each.files.items()]
     files += [OutFile.of(path, data, default=True) for path, data in parts.default_files.items()]
-    return _outgoing(plan, tensors, files, total_parameters=parts.total_parameters)
+    return outgoing_of(components, files, layout)
 
 
 def _source(source: Any, dtype: str | None) -> Source:
@@ -148,130 +180,47 @@ def _source(source: Any, dtype: str | None) -> Source:
     return CastSource(source, dtype) if dtype else source
 
 
-def from_store(
-    opened: Opened,
-    layout: Layout,
-    *,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
+def outgoing_of(
+    components: Sequence[Component], files: Sequence[OutFile], layout: Layout, *, notes: Sequence[str] = ()
 ) -> Outgoing:
-    """A revision of a store: a local directory or file, or a repo on a Hub. A weight file goes alone.
-
-    Weights of the layout's variant are read where there are some, else the plain ones. Shards that already carry the
-    right names and fit the bound keep their tensors; otherwise all are planned anew.
-
-    Args:
-        opened: the revision.
-        layout: of the shards.
-        include: patterns of files that go along; all by default.
-        exclude: patterns of files that do not, besides those that `Choice` leaves out.
+    """Checkpoints, their indexes and what goes along, with all that is to be said of them.
 
     Raises:
-        FormatError: a checkpoint that does not hold together, or a file name that cannot be published.
+        FormatError: a file name that cannot be published.
     """
-    store, at, path = opened.store, opened.at, opened.path
-    entries = store.list(at)
-    has_variant = path is None and any(is_weight_file(entry.path, variant=layout.variant) for entry in entries)
-    variant = layout.variant if has_variant else None
-    with opened.named():
-        source = SafetensorsSource(store, at, path=path, variant=variant, workers=_WORKERS)
-    tensors: Source = CastSource(source, layout.dtype) if layout.dtype else source
-    plan = _kept_plan(source, layout) or plan_shards(
-        tensors.specs(),
-        max_shard_bytes=layout.max_shard_bytes,
-        variant=layout.variant,
-        aliases=tensors.aliases(),
-        metadata=source.header_metadata,
-    )
-    if path is not None and source.index_path is None:
-        return _outgoing(plan, tensors, [], notes=source.notes)
-    along = [entry for entry in entries if entry.path not in source.weight_files]
-    files, notes = beside_weights(opened, along, Choice(include, exclude))
-    total_parameters = None
-    for number, file in enumerate(files):
-        if file.path == "config.json":
-            raw = b"".join(file.data())
-            total_parameters = logical_parameters(source.specs(), config_of(raw))
-            if layout.dtype:
-                files[number] = OutFile.of(file.path, config_with_dtype(raw, CASTABLE[layout.dtype]))
-    return _outgoing(plan, tensors, files, notes=(*source.notes, *notes), total_parameters=total_parameters)
-
-
-def _kept_plan(source: SafetensorsSource, layout: Layout) -> ShardPlan | None:
-    names = list(source.weight_files)
-    expected = [shard_name(n, len(names), variant=layout.variant) for n in range(1, len(names) + 1)]
-    if layout.dtype or sorted(names) != expected or not source.specs():
-        return None
-    in_file: dict[str, list[tuple[int, str]]] = {name: [] for name in expected}
-    for piece in source.manifest.pieces:
-        in_file[piece.at.path].append((piece.at.start, piece.tensor))
-    shards = []
-    for name in expected:
-        specs = tuple(source.manifest.tensors[tensor] for _, tensor in sorted(in_file[name]))
-        own = {alias: kept for alias, kept in source.aliases().items() if kept in {spec.name for spec in specs}}
-        shards.append(Shard(name, specs, own | dict(source.header_metadata) | {"format": "pt"}))
-    if any(shard.nbytes > layout.max_shard_bytes and len(shard.specs) > 1 for shard in shards):
-        return None
-    oversized = tuple(shard.specs[0].name for shard in shards if shard.nbytes > layout.max_shard_bytes)
-    return ShardPlan(tuple(shards), layout.variant, oversized)
-
-
-def beside_weights(opened: Opened, entries: Iterable[Entry], choice: Choice) -> tuple[list[OutFile], list[str]]:
-    """Of some files of a revision, those that go along with a model, and sentences on what does not."""
-    files, notes = [], []
-    for entry in entries:
-        path = entry.path
-        if not choice.takes(path):
-            continue
-        if is_weight_file(path, variant=variant_of(path)):
-            if not path.endswith(".json"):
-                notes.append(f"{path} is left out: it is no part of the checkpoint that is published")
-            continue
-        data = partial(opened.blocks, path, entry.nbytes, block_bytes=READ_BYTES)
-        files.append(OutFile(path, entry.nbytes, data))
-    for file in files:
-        _refuse_pointer(file)
-    return files, [*notes, *choice.notes()]
-
-
-def _refuse_pointer(file: OutFile) -> None:
-    # what a clone without git-lfs leaves in the place of a large file
-    if file.nbytes < _MAX_POINTER_BYTES and b"".join(file.data()).startswith(_POINTER):
-        raise FormatError(
-            f"{file.path}: this is a Git LFS pointer, not the file itself",
-            hint="fetch the content with `git lfs pull`, or leave the file out with `exclude`",
-        )
-
-
-def _outgoing(
-    plan: ShardPlan,
-    tensors: Source,
-    files: Sequence[OutFile],
-    *,
-    notes: Sequence[str] = (),
-    total_parameters: int | None = None,
-) -> Outgoing:
-    shards = tuple(
-        OutFile(shard.path, shard.nbytes, partial(stream_shard, shard, tensors, max_read_bytes=READ_BYTES))
-        for shard in plan.shards
-    )
-    notes = [*notes, *_notes_on(plan)]
-    if plan.index_path is not None:
-        index = plan.index(total_parameters=total_parameters)
-        files = [OutFile.of(plan.index_path, index), *files]
-        if len(index) > MAX_INDEX_BYTES:
-            notes.append(f"{plan.index_path} has {format_size(len(index))}: {_LARGE_INDEX}")
-    paths = [file.path for file in (*shards, *files)]
+    shards: list[OutFile] = []
+    indexes: list[OutFile] = []
+    said = list(notes)
+    for component in components:
+        plan = component.plan
+        shards += [
+            OutFile(
+                shard.path, shard.nbytes, partial(stream_shard, shard, component.tensors, max_read_bytes=READ_BYTES)
+            )
+            for shard in plan.shards
+        ]
+        said += _notes_on(plan, layout)
+        if plan.index_path is not None:
+            index = plan.index(total_parameters=component.total_parameters)
+            indexes.append(OutFile.of(plan.index_path, index))
+            if len(index) > MAX_INDEX_BYTES:
+                said.append(f"{plan.index_path} has {format_size(len(index))}: {_LARGE_INDEX}")
+    out = Outgoing(tuple(component.plan for component in components), tuple(shards), (*indexes, *files), tuple(said))
+    paths = [file.path for file in out.all_files]
     for path in paths:
         check_plain_path(path, path="the files to publish", hint="rename it, or leave it out with `exclude`")
         check_store_path(path)
     check_case(paths, path="the files to publish")
-    return Outgoing(plan, shards, tuple(files), tuple(notes))
+    return out
 
 
-def _notes_on(plan: ShardPlan) -> Iterator[str]:
+def _notes_on(plan: ShardPlan, layout: Layout) -> Iterator[str]:
+    place = f"{plan.folder}: " if plan.folder else ""
     if plan.oversized:
         these = "this tensor is" if len(plan.oversized) == 1 else f"each of these {len(plan.oversized)} tensors is"
-        yield f"{these} larger than the bound of a shard: {listed([brief(name) for name in plan.oversized])}"
+        yield f"{place}{these} larger than the bound of a shard: {listed([brief(name) for name in plan.oversized])}"
     if len(plan.shards) > MAX_SHARDS:
-        yield f"there are {len(plan.shards)} shards: {_MANY_SHARDS}"
+        yield f"{place}there are {len(plan.shards)} shards: {_MANY_SHARDS}"
+    if layout.max_shard_bytes < plan.nbytes <= bound_of(plan.stem, layout.max_shard_bytes):
+        [shard] = plan.shards
+        yield f"{shard.path} has {format_size(shard.nbytes)}, more than the bound of a shard: peft reads one file alone"

@@ -150,7 +150,8 @@ def check_ignored(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]
     """
     if _IGNORE not in tree:
         return
-    asked = {shard.path: (shard.nbytes, shard.header[:_SAMPLE_BYTES]) for shard in outgoing.plan.shards}
+    planned = (shard for plan in outgoing.plans for shard in plan.shards)
+    asked = {shard.path: (shard.nbytes, shard.header[:_SAMPLE_BYTES]) for shard in planned}
     asked |= {file.path: (file.nbytes, sample_of(file.data, _SAMPLE_BYTES)) for file in outgoing.files}
     advice = to.store.advice(to.base.branch, asked, create_pr=to.create_pr)
     refused = sorted(path for path, found in advice.items() if found.is_ignored)

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from hubshard.events import OnEvent, ignore
 from hubshard.names import check_variant
 from hubshard.publish.delivery import Delivery, Published, deliver
-from hubshard.publish.outgoing import Layout, Outgoing, from_memory, from_store
+from hubshard.publish.from_store import from_store
+from hubshard.publish.outgoing import Layout, Outgoing, from_memory
 from hubshard.publish.sharing import sharing
 from hubshard.sizes import parse_size
 from hubshard.sources.dtypes import parse_float_dtype
@@ -52,7 +53,12 @@ def push_to_hub(
     """Publish a model to a Hub repo, in one commit that readers see whole or not at all.
 
     Tensors are streamed; no shard file is written. What a killed run had finished is found again by content, on any
-    machine. The commit also removes the weight files of the same variant that the new index does not name.
+    machine. The commit also removes the weight files of the same folder, stem and variant that the new index does not
+    name.
+
+    Names keep the stem that their loader looks for: `model`, `adapter_model` of peft, `diffusion_pytorch_model`. Of a
+    pipeline of diffusers, each component is laid out in its own folder. Of a model of peft, the adapters alone are
+    published, that called "default" in the root, others in folders of their names; peft reads each from one file.
 
     A model that is split over ranks (FSDP2, tensor parallelism: its parameters are DTensors) is published by all of
     them, each of which must call this with the same arguments. Each rank streams shards of its own, gathered in pieces
@@ -62,11 +68,12 @@ def push_to_hub(
 
     Args:
         source: a directory or file of safetensors, `org/name[@revision]` of another repo, a state dict, an
-            `nn.Module`, a transformers model, or a `Source`.
+            `nn.Module`, a model of transformers, diffusers or peft, a pipeline of diffusers, or a `Source`.
         repo_id: "org/name"; made if it does not exist.
         revision: branch to publish to; made from main if it does not exist.
         max_shard_size: bound per shard, header included: bytes, or as in "5GB", "512MiB".
-        variant: as in `model.fp16.safetensors`; other variants in the repo are left alone.
+        variant: as in `model.fp16.safetensors`; other variants in the repo are left alone. Of a directory or repo, its
+            weights of that variant are read, or else the plain ones, in each folder.
         dtype: cast floating tensors to it, such as "bfloat16"; needs torch.
         tag: made on the new commit; no branch may have that name.
         move_tag: whether an existing tag may be moved.
@@ -77,7 +84,7 @@ def push_to_hub(
         companions: tokenizers, processors: whatever has `save_pretrained`, to go along with a model in memory.
         include: patterns of a directory's files that go along, all by default. What holds secrets as a rule (`.env`,
             private keys), a trainer's state and its folders stay, unless a pattern names them, as `.env.example` does.
-        exclude: patterns of files that stay.
+        exclude: patterns of files that stay, and of components whose weights they match.
         staging: "branch" keeps finished shards on a staging branch, so that a killed run goes on anywhere; "none" shows
             nothing of them until the end.
         staging_batch_size: how much may wait for a commit on that branch.

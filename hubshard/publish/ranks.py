@@ -117,7 +117,7 @@ class Shares:
         """See `Together`."""
         begin = self._group.hear(0, "begin")
         store = HubStore(begin["repo_id"], token=to.token, endpoint=to.endpoint, patience=work.patience)
-        key = publish_key(outgoing.plan, repo_id=store.repo_id, revision=to.revision)
+        key = publish_key(outgoing.plans, repo_id=store.repo_id, revision=to.revision)
         at = Destination(store, to.revision, Revision(*begin["base"]), to.create_pr, key)
         upload = Upload(
             at,
@@ -134,7 +134,7 @@ class Shares:
         self._group.tell(0, "done", done)
         told = self._group.hear(0, "published")
         work.op.end(told["commit"])
-        return Published(**told, plan=outgoing.plan)
+        return Published(**told, plans=outgoing.plans)
 
     def published(self, done: Published) -> Published:
         """See `Together`."""

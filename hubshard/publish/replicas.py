@@ -96,7 +96,7 @@ class Replicas:
         if "error" in told:
             raise error_of(told["error"])
         work.op.end(told["commit"])
-        return Published(**told, plan=outgoing.plan)
+        return Published(**told, plans=outgoing.plans)
 
     def published(self, done: Published) -> Published:
         """See `Together`."""

@@ -41,11 +41,13 @@ class BranchingStore(Store, Protocol):
         """Drop a branch; nothing happens where there is none."""
 
 
-def publish_key(plan: ShardPlan, *, repo_id: str, revision: str) -> str:
-    """What all publishes of this plan to this target have in common, whatever the content: 16 hex digits."""
-    key = hashlib.sha256(f"{repo_id}\n{revision}\n{plan.variant}\n".encode())
-    for shard in plan.shards:
-        key.update(f"{shard.path}\n".encode() + shard.header)
+def publish_key(plans: Iterable[ShardPlan], *, repo_id: str, revision: str) -> str:
+    """What all publishes of these plans to this target have in common, whatever the content: 16 hex digits."""
+    key = hashlib.sha256(f"{repo_id}\n{revision}\n".encode())
+    for plan in plans:
+        key.update(f"{plan.variant}\n".encode())
+        for shard in plan.shards:
+            key.update(f"{shard.path}\n".encode() + shard.header)
     return key.hexdigest()[:16]
 
 

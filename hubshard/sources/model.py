@@ -1,19 +1,21 @@
 """A model in memory, taken apart: the tensors to store, and the small files that go with them.
 
-What a transformers model gives is what its `save_pretrained` would write, key by key and byte by byte, but nothing is
-written to disk besides small files in a temporary directory.
+What a model of transformers, diffusers or peft gives is what its `save_pretrained` would write, key by key and byte by
+byte, but nothing is written to disk besides small files in a temporary directory.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hubshard.errors import FormatError
+from hubshard.errors import FormatError, HubshardError
+from hubshard.names import MODEL
 from hubshard.sources.card import model_card
 from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
 from hubshard.sources.packed import logical_parameters
@@ -33,6 +35,16 @@ _WRAPPERS = {
     ("deepspeed", "DeepSpeedEngine"): "module",
 }
 _COMPILED = "_orig_mod."
+# what a pipeline may have as components with weights, and what else holds some
+_LOADABLE = (
+    ("transformers.modeling_utils", "PreTrainedModel"),
+    ("diffusers.models.modeling_utils", "ModelMixin"),
+)
+_OTHERS_WITH_WEIGHTS = (
+    ("torch.nn.modules.module", "Module"),
+    ("diffusers.pipelines.pipeline_utils", "DiffusionPipeline"),
+    ("diffusers.pipelines.onnx_utils", "OnnxRuntimeModel"),
+)
 
 Whole = Callable[[dict[str, Any]], dict[str, Any]]
 """Makes the state dict of a whole model of that of one process."""
@@ -49,6 +61,8 @@ class ModelParts:
         default_files: files for a repo that lacks them, such as a model card.
         metadata: for the header of every shard.
         total_parameters: as the index tells; None to count what is stored.
+        stem: of the names of the weight files.
+        folders: parts that lie in folders of their own, by folder: further adapters, the components of a pipeline.
     """
 
     state_dict: Mapping[str, Any] = field(default_factory=dict)
@@ -57,14 +71,17 @@ class ModelParts:
     default_files: Mapping[str, bytes] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     total_parameters: int | None = None
+    stem: str = MODEL
+    folders: Mapping[str, ModelParts] = field(default_factory=dict)
 
 
 def parts_of(obj: Any, *companions: Any, dtype: str | None = None, whole: Whole | None = None) -> ModelParts:
     """Take a model apart.
 
     Args:
-        obj: an `nn.Module`, bare or within torch.compile or DistributedDataParallel; a transformers model; or a
-            transformers tokenizer, processor or config, which has no tensors.
+        obj: an `nn.Module`, bare or within torch.compile or DistributedDataParallel; a model of transformers or
+            diffusers; one of peft, whose adapters alone are meant; a pipeline of diffusers; or a tokenizer, processor
+            or config of transformers, which has no tensors.
         companions: tokenizers, processors or configs whose files go along.
         dtype: what the weights will be cast to, so that the config tells it; nothing is cast here.
         whole: makes the state dict of the whole model of that of this process, where it holds but a part.
@@ -73,19 +90,27 @@ def parts_of(obj: Any, *companions: Any, dtype: str | None = None, whole: Whole 
         FormatError: an object of another kind, a model that cannot be stored as it stands, or two companions with
             different files of one name.
     """
-    model = _unwrapped(obj)
-    if _is_a(model, "transformers.modeling_utils", "PreTrainedModel"):
-        parts = _transformers_parts(model, None if dtype is None else CASTABLE[parse_float_dtype(dtype)], whole)
-    elif _is_a(model, "torch.nn.modules.module", "Module"):
-        parts = _module_parts(model, whole)
-    else:
-        parts = ModelParts(files=_files_of(model))
+    parts = _parts(_unwrapped(obj), dtype, whole)
     files = dict(parts.files)
     for companion in companions:
         for path, data in _files_of(companion).items():
             if files.setdefault(path, data) != data:
                 raise FormatError(f"{path}: {type(companion).__name__} writes another one than what it goes along with")
-    return ModelParts(parts.state_dict, parts.keep, files, parts.default_files, parts.metadata, parts.total_parameters)
+    return replace(parts, files=files)
+
+
+def _parts(model: Any, dtype: str | None, whole: Whole | None) -> ModelParts:
+    if _is_a(model, "transformers.modeling_utils", "PreTrainedModel"):
+        return _transformers_parts(model, None if dtype is None else CASTABLE[parse_float_dtype(dtype)], whole)
+    if _is_a(model, "peft.peft_model", "PeftModel"):
+        return _adapter_parts(model, whole)
+    if _is_a(model, "diffusers.models.modeling_utils", "ModelMixin"):
+        return _diffusers_parts(model, whole)
+    if _is_a(model, "diffusers.pipelines.pipeline_utils", "DiffusionPipeline"):
+        return _pipeline_parts(model, dtype)
+    if _is_a(model, "torch.nn.modules.module", "Module"):
+        return _module_parts(model, whole)
+    return ModelParts(files=_files_of(model))
 
 
 def _is_a(obj: Any, module: str, name: str) -> bool:
@@ -102,10 +127,11 @@ def _unwrapped(obj: Any) -> Any:
             "the model is wrapped in FullyShardedDataParallel, and each rank holds a part",
             hint="gather it with get_model_state_dict (full_state_dict=True), and give the state dict",
         )
-    if _package(obj) == "peft" or getattr(obj, "_hf_peft_config_loaded", False):
+    is_adapter = _is_a(obj, "peft.peft_model", "PeftModel")
+    if not is_adapter and (_package(obj) == "peft" or getattr(obj, "_hf_peft_config_loaded", False)):
         raise FormatError(
             f"{kind.__name__} has a PEFT adapter loaded",
-            hint="merge it into the weights (merge_and_unload), or publish the adapter with its own push_to_hub",
+            hint="merge it into the weights, or publish the directory that its save_pretrained writes the adapter to",
         )
     return obj
 
@@ -157,6 +183,74 @@ def _transformers_parts(model: Any, dtype: str | None, whole: Whole | None) -> M
     return ModelParts(state_dict, keep, files, {"README.md": card}, metadata, total)
 
 
+def _adapter_parts(model: Any, whole: Whole | None) -> ModelParts:
+    from hubshard.sources.peft_model import adapters_of, base_model_of  # noqa: PLC0415  # imports peft
+
+    folders = {}
+    for folder, adapter in adapters_of(model, _state_dict(model, whole)).items():
+        files = _written(adapter.write_config)
+        folders[folder] = ModelParts(adapter.state_dict, files=files, stem="adapter_model")
+    total = sum(value.numel() for parts in folders.values() for value in parts.state_dict.values())
+    card = model_card(_class_name(model), library="peft", parameters=total, base_model=base_model_of(model))
+    root = folders.pop("", ModelParts(stem="adapter_model"))
+    return replace(root, default_files={"README.md": card}, folders=folders)
+
+
+def _diffusers_parts(model: Any, whole: Whole | None) -> ModelParts:
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise FormatError(
+            f"{type(model).__name__} is quantized", hint="write it with its save_pretrained, and publish the directory"
+        )
+    state_dict = _state_dict(model, whole)
+    files = _written(model.save_config)
+    name = _class_name(model)
+    if name != type(model).__name__:  # save_config tells the name of the class that fully_shard has derived
+        config = json.loads(files["config.json"]) | {"_class_name": name}
+        files["config.json"] = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
+    total = sum(parameter.numel() for parameter in model.parameters())
+    card = model_card(name, library="diffusers", parameters=total)
+    return ModelParts(
+        state_dict,
+        files=files,
+        default_files={"README.md": card},
+        total_parameters=total,
+        stem="diffusion_pytorch_model",
+    )
+
+
+def _pipeline_parts(pipeline: Any, dtype: str | None) -> ModelParts:
+    """The components, each in a folder of its name, as `save_pretrained` of a pipeline lays them out."""
+    folders = {}
+    for name, component in pipeline.components.items():
+        if component is not None:
+            with _named(name):
+                folders[name] = replace(_component_parts(_unwrapped(component), dtype), default_files={})
+    total = sum(parts.total_parameters or 0 for parts in folders.values())
+    card = model_card(type(pipeline).__name__, library="diffusers", parameters=total)
+    return ModelParts(files=_written(pipeline.save_config), default_files={"README.md": card}, folders=folders)
+
+
+def _component_parts(component: Any, dtype: str | None) -> ModelParts:
+    if any(_is_a(component, *loadable) for loadable in _LOADABLE):
+        return _parts(component, dtype, None)
+    others = (_is_a(component, *other) for other in _OTHERS_WITH_WEIGHTS)
+    if any(others) or not hasattr(component, "save_pretrained"):
+        raise FormatError(
+            f"a {type(component).__name__} of a pipeline cannot be published from memory",
+            hint="write the pipeline with its save_pretrained, and publish the directory",
+        )
+    return ModelParts(files=_written(component.save_pretrained))
+
+
+@contextmanager
+def _named(component: str) -> Iterator[None]:
+    try:
+        yield
+    except HubshardError as error:
+        error.add_place(component, known_by=component)
+        raise
+
+
 def _files_of(obj: Any) -> dict[str, bytes]:
     """What a tokenizer, processor or config writes."""
     if not _is_a(obj, "transformers.utils.hub", "PushToHubMixin") or _is_a(
@@ -164,7 +258,7 @@ def _files_of(obj: Any) -> dict[str, bytes]:
     ):
         raise FormatError(
             f"a {type(obj).__name__} cannot be published",
-            hint="give a directory, a state dict, an nn.Module, or a transformers model, tokenizer or processor",
+            hint="give a directory, a state dict, an nn.Module, a pipeline of diffusers, or a tokenizer or processor",
         )
     return _written(obj.save_pretrained)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from hubshard.errors import FormatError
+from hubshard.names import MODEL
 
-__all__ = ["MAX_CONFIG_BYTES", "config_of", "config_with_dtype"]
+__all__ = ["MAX_CONFIG_BYTES", "config_of", "config_with_dtype", "stem_for"]
 
 MAX_CONFIG_BYTES = 16 * 2**20
 """No config, generation config or code file of a model is larger."""
@@ -28,6 +30,11 @@ def config_of(raw: bytes, *, path: str = "config.json") -> dict[str, Any]:
     if not isinstance(config, dict):
         raise FormatError(f"{path}: the config is no JSON object")
     return config
+
+
+def stem_for(config: Mapping[str, Any]) -> str:
+    """The stem under which the loader that a `config.json` is for looks for weights: that of diffusers tells of it."""
+    return "diffusion_pytorch_model" if "_diffusers_version" in config else MODEL
 
 
 def config_with_dtype(raw: bytes, dtype: str, *, path: str = "config.json") -> bytes:

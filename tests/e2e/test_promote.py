@@ -153,8 +153,8 @@ def test_another_part_of_the_state_is_published_under_its_names(repo: Repo, tmp_
     tensors["ema.n_averaged"] = ("I64", np.array(3))
     save_step(tmp_path, tensors, scalars={"ema.decay": 0.9})
     done = run(repo, local_dir=tmp_path, part="ema.module", revision="averaged", variant="ema")
-    assert [shard.path for shard in done.plan.shards] == ["model.ema.safetensors"]
-    assert {spec.name for spec in done.plan.shards[0].specs} == {"layers.0.weight", "layers.1.weight"}
+    assert [shard.path for shard in done.plans[0].shards] == ["model.ema.safetensors"]
+    assert {spec.name for spec in done.plans[0].shards[0].specs} == {"layers.0.weight", "layers.1.weight"}
     assert "model.ema.safetensors" not in repo.files()
     assert "model.ema.safetensors" in repo.files("averaged")
 
@@ -162,9 +162,26 @@ def test_another_part_of_the_state_is_published_under_its_names(repo: Repo, tmp_
 def test_tied_weights_are_stored_once_and_have_all_their_names(repo: Repo, tmp_path: Path) -> None:
     save_step(tmp_path, model(), world=2, scalars={"values.model": ({"aliases": {"head": "layers.2.weight"}},)})
     done = run(repo, local_dir=tmp_path)
-    assert len(done.plan.shards[0].specs) == 4
+    assert len(done.plans[0].shards[0].specs) == 4
     with hubshard.open_checkpoint(repo.repo_id, token="hf_test", endpoint=repo.url) as checkpoint:
         assert checkpoint.aliases == {"head": "layers.2.weight"}
+
+
+def test_the_names_are_those_that_the_loader_of_the_config_looks_for(repo: Repo, tmp_path: Path) -> None:
+    of_diffusers = {"_class_name": "UNet2DModel", "_diffusers_version": "0.42.1"}
+    save_step(tmp_path / "steps", model())
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps(of_diffusers))
+    run(repo, local_dir=tmp_path / "steps")
+    assert "model.safetensors" in repo.files()
+    run(repo, local_dir=tmp_path / "steps", companions=base)
+    assert "diffusion_pytorch_model.safetensors" in repo.files()
+    done = run(repo, local_dir=tmp_path / "steps", max_shard_size="100kB")  # by the config that the repo has now
+    assert done.deleted == ("diffusion_pytorch_model.safetensors",)
+    assert f"diffusion_pytorch_{INDEX}" in repo.files()
+    repo.put_files({"config.json": b"no JSON"})
+    assert run(repo, local_dir=tmp_path / "steps").plans[0].stem == "model"
 
 
 def test_a_cast_is_told_by_the_config(repo: Repo, tmp_path: Path) -> None:
@@ -172,7 +189,7 @@ def test_a_cast_is_told_by_the_config(repo: Repo, tmp_path: Path) -> None:
     tensors = model()
     save_step(tmp_path, tensors, world=2)
     done = run(repo, local_dir=tmp_path, dtype="bfloat16")
-    assert {spec.dtype for spec in done.plan.shards[0].specs} == {"BF16"}
+    assert {spec.dtype for spec in done.plans[0].shards[0].specs} == {"BF16"}
     with hubshard.open_checkpoint(repo.repo_id, token="hf_test", endpoint=repo.url) as checkpoint:
         config = json.loads(checkpoint.read_file("config.json") or b"")
         expected = torch.from_numpy(tensors["model.layers.1.weight"][1]).bfloat16()

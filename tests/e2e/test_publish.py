@@ -132,8 +132,9 @@ def test_no_stale_weight_file_survives_another_shard_count(
     published = client.push(folder, max_shard_size=second)
     assert len(client.commits()) == 3
     present = [path for path in client.files() if path.startswith("model")]
-    planned = [shard.path for shard in published.plan.shards]
-    assert present == sorted([*planned, *([published.plan.index_path] if published.plan.index_path else [])])
+    [plan] = published.plans
+    planned = [shard.path for shard in plan.shards]
+    assert present == sorted([*planned, *([plan.index_path] if plan.index_path else [])])
     assert published.deleted
     assert equal(client.tensors(), weights())
 

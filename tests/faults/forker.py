@@ -76,9 +76,9 @@ def _run(job: dict[str, Any], told: int) -> None:
 
 def _do(what: str, arguments: dict[str, Any], on_event: Any) -> None:
     if what == "push":
-        seed, repo_id = arguments.pop("seed"), arguments.pop("repo_id")
+        seed, repo_id = arguments.pop("seed", 0), arguments.pop("repo_id")
         model: dict[str, np.ndarray[Any, Any]] = dict(weights(seed))
-        hubshard.push_to_hub(model, repo_id, on_event=on_event, **arguments)
+        hubshard.push_to_hub(arguments.pop("source", model), repo_id, on_event=on_event, **arguments)
     else:
         hubshard.pull(arguments.pop("repo_id"), on_event=on_event, **arguments)
 

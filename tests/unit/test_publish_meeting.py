@@ -72,7 +72,7 @@ class Kept:
 def test_replicas_learn_what_became_of_it_before_rank_0_ends_and_the_store_with_it(store: Any, fails: bool) -> None:
     kept, waits = Kept(store), threading.Event()
     plan = plan_shards([TensorSpec("a", "U8", (7,))], max_shard_bytes=1000)
-    done = Published("c0ffee", "a url", None, None, plan, changed=True, total_bytes=7, deleted=("a", "b"))
+    done = Published("c0ffee", "a url", None, None, (plan,), changed=True, total_bytes=7, deleted=("a", "b"))
     found: list[Published | HubshardError] = []
 
     def lead() -> None:
@@ -92,7 +92,7 @@ def test_replicas_learn_what_became_of_it_before_rank_0_ends_and_the_store_with_
         replicas.agree("this")
         waits.set()
         work: Any = SimpleNamespace(op=Operation("publish", "org/model", ignore))
-        outgoing: Any = SimpleNamespace(plan=plan)
+        outgoing: Any = SimpleNamespace(plans=(plan,))
         to: Any = None
         try:
             found.append(replicas.follow(to, outgoing, work))

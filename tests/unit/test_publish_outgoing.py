@@ -10,8 +10,9 @@ import pytest
 
 from hubshard.errors import FormatError
 from hubshard.plan import MAX_INDEX_BYTES, MAX_SHARDS
+from hubshard.publish.from_store import from_store
 from hubshard.publish.left_out import Choice
-from hubshard.publish.outgoing import Layout, Outgoing, from_memory, from_store
+from hubshard.publish.outgoing import Layout, Outgoing, from_memory
 from hubshard.store.opening import open_path
 from hubshard.tensors import Box, TensorSpec
 
@@ -143,5 +144,5 @@ def test_what_no_repo_takes_is_refused_before_anything_is_written(tmp_path: Path
 
 
 def save_one(folder: Path) -> None:
-    plan = from_memory(Planned([TensorSpec("w", "F32", (4,))]), Layout(10**9)).plan
+    [plan] = from_memory(Planned([TensorSpec("w", "F32", (4,))]), Layout(10**9)).plans
     (folder / "model.safetensors").write_bytes(plan.shards[0].header + bytes(16))

@@ -1,0 +1,279 @@
+"""What is to be published of a directory or of another repo: the checkpoints in it, and what goes along with them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from hubshard.errors import FormatError, UnsafeFormatError
+from hubshard.messages import listed
+from hubshard.names import (
+    MODEL,
+    STEMS,
+    is_of_training,
+    is_pickled,
+    is_weight_file,
+    parse_weight_name,
+    shard_name,
+    stem_of,
+    variant_of,
+)
+from hubshard.plan import Shard, ShardPlan, bound_of, plan_shards
+from hubshard.protocols import Entry, Source
+from hubshard.publish.left_out import Choice
+from hubshard.publish.outgoing import Component, Layout, OutFile, Outgoing, outgoing_of
+from hubshard.readers import ListedReader, read_bytes
+from hubshard.sizes import READ_BYTES
+from hubshard.sources.cast import CastSource
+from hubshard.sources.dtypes import CASTABLE
+from hubshard.sources.model_config import config_of, config_with_dtype, stem_for
+from hubshard.sources.model_index import MODEL_INDEX
+from hubshard.sources.packed import logical_parameters
+from hubshard.sources.safetensors import SafetensorsSource
+from hubshard.sources.weight_files import checkpoint_folders
+from hubshard.store.opening import Opened
+
+__all__ = ["beside_weights", "from_store"]
+
+_WORKERS = 8
+_CONFIG = "config.json"
+# in the root of what lies in several folders: pipelines of diffusers, models of sentence-transformers
+_OF_FOLDERS = frozenset({MODEL_INDEX, "modular_model_index.json", "modules.json"})
+# https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
+_MAX_POINTER_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    # one that was found in a folder, and the stem that its files are to have
+    folder: str
+    source: SafetensorsSource
+    stem: str
+
+    def path_of(self, name: str) -> str:
+        return f"{self.folder}/{name}" if self.folder else name
+
+
+def from_store(
+    opened: Opened,
+    layout: Layout,
+    *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> Outgoing:
+    """A revision of a store: a local directory or file, or a repo on a Hub. A weight file goes alone.
+
+    Of a pipeline of diffusers, or what else has its checkpoints in several folders (adapters of peft, modules of
+    sentence-transformers), each folder that holds one is published, planned on its own. Beside a checkpoint in the
+    root, those in folders go along as they are, unless a `model_index.json` says that it is a pipeline.
+
+    Weights of the layout's variant are read where there are some, else the plain ones; that is so in each folder, and
+    all come to have the names of the variant. Shards that already carry the right names and fit the bound keep their
+    tensors; otherwise all are planned anew. Files keep the stem of their names; those of a name that no loader looks
+    for get that of the loader which the config is for.
+
+    Args:
+        opened: the revision.
+        layout: of the shards.
+        include: patterns of files that go along; all by default.
+        exclude: patterns of files that do not, besides those that `Choice` leaves out; of the folders of checkpoints,
+            those whose weights they match stay.
+
+    Raises:
+        FormatError: a checkpoint that does not hold together, or a file name that cannot be published.
+    """
+    opened = replace(opened, store=ListedReader(opened.store))
+    entries = opened.store.list(opened.at)
+    paths = [entry.path for entry in entries]
+    folders = [""] if opened.path is not None else _folders(paths, exclude)
+    checkpoints = [_checkpoint(opened, paths, folder, layout) for folder in folders]
+    said = [note for checkpoint in checkpoints for note in _notes_on(checkpoint, layout)]
+    if opened.path is not None and checkpoints[0].source.index_path is None:
+        return outgoing_of([_component(checkpoints[0], layout)], [], layout, notes=said)
+    if folders != [""]:
+        said += _notes_on_folders(folders, paths, layout.variant)
+    weights = {path for checkpoint in checkpoints for path in checkpoint.source.weight_files}
+    stems = {checkpoint.folder: checkpoint.stem for checkpoint in checkpoints}
+    along = [entry for entry in entries if entry.path not in weights]
+    files, notes = beside_weights(opened, along, Choice(include, exclude), stems=stems)
+    totals = _with_configs(checkpoints, files, layout)
+    components = [
+        replace(_component(checkpoint, layout), total_parameters=totals.get(checkpoint.folder))
+        for checkpoint in checkpoints
+    ]
+    return outgoing_of(components, files, layout, notes=(*said, *notes))
+
+
+def _folders(paths: Sequence[str], exclude: Sequence[str]) -> Sequence[str]:
+    """The folders whose checkpoints are published, "" of the root.
+
+    Raises:
+        UnsafeFormatError: one of several holds nothing but pickled weights; names it.
+    """
+    choice = Choice((), exclude)
+    paths = [path for path in paths if choice.takes(path)]
+    in_root = [path for path in paths if "/" not in path]
+    found = checkpoint_folders(paths)
+    if MODEL_INDEX not in in_root and any(map(_holds_weights, in_root)):
+        return [""]
+    stems = {stem_of(name) for folder in found for name in _names_in(folder, paths)} - {None}
+    if _OF_FOLDERS.isdisjoint(in_root) and stems != {"adapter_model"}:
+        return [""]
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        if folder not in found and is_pickled(name) and parse_weight_name(name) is not None:
+            raise UnsafeFormatError(
+                f"{folder or 'the root'} holds only pickled weights, which run code when read: {path}",
+                hint="convert them to safetensors first, or leave the folder out with `exclude`",
+            )
+    return found or [""]
+
+
+def _holds_weights(name: str) -> bool:
+    suffix = name.rpartition(".")[2]
+    return suffix == "safetensors" or stem_of(name) is not None or (is_pickled(name) and not is_of_training(name))
+
+
+def _checkpoint(opened: Opened, paths: Sequence[str], folder: str, layout: Layout) -> _Checkpoint:
+    here = _names_in(folder, paths)
+    has_variant = opened.path is None and _has_variant(here, layout.variant)
+    with opened.named():
+        source = SafetensorsSource(
+            opened.store,
+            opened.at,
+            folder=folder,
+            path=opened.path,
+            variant=layout.variant if has_variant else None,
+            workers=_WORKERS,
+        )
+    stem = stem_of(_first_file(source).rpartition("/")[2])
+    if stem is None:
+        config = f"{folder}/{_CONFIG}" if folder else _CONFIG
+        entry = next((e for e in opened.store.list(opened.at) if e.path == config), None)
+        raw = None if entry is None else read_bytes(opened.store, opened.at, config, 0, entry.nbytes)
+        stem = MODEL if raw is None else stem_for(config_of(raw, path=config))
+    return _Checkpoint(folder, source, stem)
+
+
+def _names_in(folder: str, paths: Iterable[str]) -> Sequence[str]:
+    return [name for where, _, name in (path.rpartition("/") for path in paths) if where == folder]
+
+
+def _has_variant(names: Collection[str], variant: str | None) -> bool:
+    there = {stem_of(name) for name in names}
+    stem = next((stem for stem in STEMS if stem in there), MODEL)
+    return any(is_weight_file(name, variant=variant, stem=stem) for name in names)
+
+
+def _first_file(source: SafetensorsSource) -> str:
+    return source.index_path or source.weight_files[0]
+
+
+def _notes_on(checkpoint: _Checkpoint, layout: Layout) -> Iterable[str]:
+    yield from checkpoint.source.notes
+    first = _first_file(checkpoint.source)
+    if stem_of(first.rpartition("/")[2]) is None:
+        name = checkpoint.path_of(shard_name(1, 1, variant=layout.variant, stem=checkpoint.stem))
+        yield f"{first} is published under the name that loaders look for: {name}, or that of its shards"
+
+
+def _notes_on_folders(folders: Sequence[str], paths: Sequence[str], variant: str | None) -> Iterable[str]:
+    plain = [folder for folder in folders if not _has_variant(_names_in(folder, paths), variant)]
+    if variant is not None and 0 < len(plain) < len(folders):
+        yield f"no weights of the variant {variant} are in {listed(plain)}: the plain ones go under that name"
+
+
+def _component(checkpoint: _Checkpoint, layout: Layout) -> Component:
+    source = checkpoint.source
+    tensors: Source = CastSource(source, layout.dtype) if layout.dtype else source
+    plan = _kept_plan(checkpoint, layout) or plan_shards(
+        tensors.specs(),
+        max_shard_bytes=layout.max_shard_bytes,
+        variant=layout.variant,
+        aliases=tensors.aliases(),
+        metadata=source.header_metadata,
+        stem=checkpoint.stem,
+        folder=checkpoint.folder,
+    )
+    return Component(plan, tensors)
+
+
+def _kept_plan(checkpoint: _Checkpoint, layout: Layout) -> ShardPlan | None:
+    source, stem = checkpoint.source, checkpoint.stem
+    names, bound = list(source.weight_files), bound_of(stem, layout.max_shard_bytes)
+    expected = [
+        checkpoint.path_of(shard_name(n, len(names), variant=layout.variant, stem=stem))
+        for n in range(1, len(names) + 1)
+    ]
+    is_sharded_adapter = bound != layout.max_shard_bytes and len(names) > 1
+    if layout.dtype or sorted(names) != expected or not source.specs() or is_sharded_adapter:
+        return None
+    in_file: dict[str, list[tuple[int, str]]] = {name: [] for name in expected}
+    for piece in source.manifest.pieces:
+        in_file[piece.at.path].append((piece.at.start, piece.tensor))
+    shards = []
+    for name in expected:
+        specs = tuple(source.manifest.tensors[tensor] for _, tensor in sorted(in_file[name]))
+        own = {alias: kept for alias, kept in source.aliases().items() if kept in {spec.name for spec in specs}}
+        shards.append(Shard(name, specs, own | dict(source.header_metadata) | {"format": "pt"}))
+    if any(shard.nbytes > bound and len(shard.specs) > 1 for shard in shards):
+        return None
+    oversized = tuple(shard.specs[0].name for shard in shards if shard.nbytes > bound)
+    return ShardPlan(tuple(shards), layout.variant, oversized, stem, checkpoint.folder)
+
+
+def _with_configs(checkpoints: Iterable[_Checkpoint], files: list[OutFile], layout: Layout) -> Mapping[str, int | None]:
+    """Logical parameters by folder, as far as configs tell them; the configs among `files` tell of a new dtype."""
+    totals = {}
+    numbers = {file.path: number for number, file in enumerate(files)}
+    for checkpoint in checkpoints:
+        number = numbers.get(checkpoint.path_of(_CONFIG))
+        if number is None:
+            continue
+        path = files[number].path
+        raw = b"".join(files[number].data())
+        totals[checkpoint.folder] = logical_parameters(checkpoint.source.specs(), config_of(raw, path=path))
+        if layout.dtype:
+            files[number] = OutFile.of(path, config_with_dtype(raw, CASTABLE[layout.dtype], path=path))
+    return totals
+
+
+def beside_weights(
+    opened: Opened, entries: Iterable[Entry], choice: Choice, *, stems: Mapping[str, str] | None = None
+) -> tuple[list[OutFile], list[str]]:
+    """Of some files of a revision, those that go along with a model, and sentences on what does not.
+
+    Args:
+        opened: the revision.
+        entries: the files, those of the published checkpoints left out.
+        choice: what goes along at all.
+        stems: of the checkpoints, by folder: other weights of such a folder that have that stem, or `model`, stay.
+    """
+    stems = {"": MODEL} | dict(stems or {})
+    files, notes = [], []
+    for entry in entries:
+        path = entry.path
+        if not choice.takes(path):
+            continue
+        folder, _, name = path.rpartition("/")
+        own = {MODEL, stems[folder]} if folder in stems else set()
+        if any(is_weight_file(name, variant=variant_of(name), stem=stem) for stem in own):
+            if not path.endswith(".json"):
+                notes.append(f"{path} is left out: it is no part of the checkpoint that is published")
+            continue
+        data = partial(opened.blocks, path, entry.nbytes, block_bytes=READ_BYTES)
+        files.append(OutFile(path, entry.nbytes, data))
+    for file in files:
+        _refuse_pointer(file)
+    return files, [*notes, *choice.notes()]
+
+
+def _refuse_pointer(file: OutFile) -> None:
+    # what a clone without git-lfs leaves in the place of a large file
+    if file.nbytes < _MAX_POINTER_BYTES and b"".join(file.data()).startswith(_POINTER):
+        raise FormatError(
+            f"{file.path}: this is a Git LFS pointer, not the file itself",
+            hint="fetch the content with `git lfs pull`, or leave the file out with `exclude`",
+        )

@@ -1,0 +1,215 @@
+"""Which checkpoints of a directory are published, under which names, and what goes along. Nothing is sent here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from hubshard.errors import FormatError, HubshardError, IncompleteError, NotFoundError, UnsafeFormatError
+from hubshard.plan import plan_shards
+from hubshard.publish.from_store import from_store
+from hubshard.publish.outgoing import Layout, Outgoing
+from hubshard.publish.staging import publish_key
+from hubshard.store.opening import open_path
+from hubshard.tensors import TensorSpec
+
+UNET, VAE = "unet/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.safetensors"
+PIPELINE = ("model_index.json", "unet/config.json", UNET, "vae/config.json", VAE, "text_encoder/model.safetensors")
+SPECS = [TensorSpec(f"w{n}", "U8", (400,)) for n in range(4)]
+
+
+def tensors_file() -> bytes:
+    (shard,) = plan_shards(SPECS, max_shard_bytes=10**9).shards
+    return shard.header + bytes(sum(spec.nbytes for spec in SPECS))
+
+
+def write(folder: Path, *paths: str, **contents: str) -> Path:
+    """Files of these paths: safetensors with some tensors, JSON objects, and others with a few bytes."""
+    for path in paths:
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if path.endswith(".safetensors"):
+            file.write_bytes(tensors_file())
+        else:
+            file.write_text(contents.get(file.name.partition(".")[0], "{}"))
+    return folder
+
+
+def outgoing(folder: Path, *, max_shard_bytes: int = 10**9, variant: str | None = None, **more: list[str]) -> Outgoing:
+    return from_store(open_path(folder), Layout(max_shard_bytes, variant), **more)
+
+
+def paths_of(out: Outgoing) -> set[str]:
+    return {file.path for file in out.all_files}
+
+
+def test_each_folder_of_a_pipeline_is_a_component_and_all_else_goes_along(tmp_path: Path) -> None:
+    more = ("README.md", "scheduler/scheduler_config.json", "v1-5-pruned.safetensors", "tokenizer/vocab.json")
+    folder = write(tmp_path, *PIPELINE, *more)
+    out = outgoing(folder)
+    assert [(plan.folder, plan.stem) for plan in out.plans] == [
+        ("text_encoder", "model"),
+        ("unet", "diffusion_pytorch_model"),
+        ("vae", "diffusion_pytorch_model"),
+    ]
+    assert paths_of(out) == {*PIPELINE, *more}
+    assert out.notes == ()
+    for shard in out.shards:
+        assert b"".join(map(bytes, shard.data())) == tensors_file()
+
+
+def test_components_are_cut_to_the_bound_each_with_an_index_of_its_own(tmp_path: Path) -> None:
+    out = outgoing(write(tmp_path, *PIPELINE), max_shard_bytes=1200)
+    for plan in out.plans:
+        (index,) = (file for file in out.files if file.path == plan.index_path)
+        weight_map = json.loads(b"".join(map(bytes, index.data())))["weight_map"]
+        assert {plan.path_of(name) for name in weight_map.values()} == {shard.path for shard in plan.shards}
+        assert len(plan.shards) == 2
+    assert len(out.shards) == 6
+
+
+def test_twins_and_other_variants_of_a_component_stay_and_are_named(tmp_path: Path) -> None:
+    left = {
+        "unet/diffusion_pytorch_model.bin",
+        "unet/diffusion_pytorch_model.fp16.safetensors",
+        "text_encoder/pytorch_model.bin",
+    }
+    out = outgoing(write(tmp_path, *PIPELINE, *left, "unet/adapter_model.safetensors"))
+    assert paths_of(out) == {*PIPELINE, "unet/adapter_model.safetensors"}
+    assert {note.partition(" is left out")[0] for note in out.notes} == left
+
+
+def test_what_a_component_replaces_lies_in_its_folder_and_has_its_stem_and_variant(tmp_path: Path) -> None:
+    out = outgoing(write(tmp_path, *PIPELINE))
+    replaced = ["unet/diffusion_pytorch_model.bin", "vae/diffusion_pytorch_model-1-of-2.safetensors"]
+    replaced += ["text_encoder/pytorch_model.bin", "text_encoder/model.safetensors.index.json"]
+    kept = ["diffusion_pytorch_model.bin", "model.safetensors", "unet/model.safetensors", "text_encoder_2/model.bin"]
+    kept += ["unet/diffusion_pytorch_model.fp16.safetensors", "unet/x/diffusion_pytorch_model.safetensors"]
+    assert [path for path in replaced + kept if out.replaces(path)] == replaced
+
+
+@pytest.mark.parametrize("also", [(), ("1_Pooling/config.json",), ("modules.json",)])
+def test_beside_a_checkpoint_in_the_root_those_in_folders_go_along(tmp_path: Path, also: tuple[str, ...]) -> None:
+    paths = {"model.safetensors", "config.json", "2_Dense/model.safetensors", "2_Dense/pytorch_model.bin", *also}
+    out = outgoing(write(tmp_path, *paths), max_shard_bytes=1200)
+    assert [plan.folder for plan in out.plans] == [""]
+    assert paths_of(out) >= {"2_Dense/model.safetensors", "2_Dense/pytorch_model.bin"}
+    assert len(out.shards) == 2
+
+
+def test_a_checkpoint_in_the_root_of_a_pipeline_is_one_more_component(tmp_path: Path) -> None:
+    out = outgoing(write(tmp_path, *PIPELINE, "model.safetensors"))
+    assert [plan.folder for plan in out.plans] == ["", "text_encoder", "unet", "vae"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "folders"),
+    [
+        (
+            ("modules.json", "0_Transformer/model.safetensors", "2_Dense/model.safetensors"),
+            ["0_Transformer", "2_Dense"],
+        ),
+        (("modular_model_index.json", UNET), ["unet"]),
+        (("README.md", "style/adapter_model.safetensors", "tone/adapter_model.safetensors"), ["style", "tone"]),
+        (("model_index.json", "pipe/unet/diffusion_pytorch_model.safetensors"), ["pipe/unet"]),
+    ],
+)
+def test_other_things_that_lie_in_several_folders(tmp_path: Path, paths: tuple[str, ...], folders: list[str]) -> None:
+    out = outgoing(write(tmp_path, *paths))
+    assert [plan.folder for plan in out.plans] == folders
+    assert paths_of(out) == set(paths)
+
+
+@pytest.mark.parametrize(
+    ("paths", "error", "says"),
+    [
+        ((*PIPELINE, "safety_checker/pytorch_model.bin"), UnsafeFormatError, "safety_checker/pytorch_model.bin"),
+        (("model_index.json", "unet/diffusion_pytorch_model.bin"), UnsafeFormatError, "unet/diffusion_pytorch_model"),
+        ((*PIPELINE, "lora/adapter_model.bin"), UnsafeFormatError, "lora holds only pickled"),
+        (("pytorch_model.bin", "2_Dense/model.safetensors"), UnsafeFormatError, "pytorch_model.bin"),
+        ((*PIPELINE, "vae_2/model-1-of-2.safetensors"), IncompleteError, "vae_2 holds shards"),
+        ((*PIPELINE, "vae_2/model.bf16.safetensors"), NotFoundError, "vae_2 holds no model.safetensors"),
+        (("final/model.safetensors",), NotFoundError, "only folders"),
+        (("a/model.safetensors", "b/model.safetensors", "README.md"), NotFoundError, "README.md"),
+        (("model_index.json", "scheduler/scheduler_config.json"), NotFoundError, "holds no model.safetensors"),
+    ],
+)
+def test_a_component_that_is_none_is_refused_by_name(
+    tmp_path: Path, paths: tuple[str, ...], error: type[HubshardError], says: str
+) -> None:
+    with pytest.raises(error) as caught:
+        outgoing(write(tmp_path, *paths))
+    assert type(caught.value) is error
+    assert says in str(caught.value)
+
+
+def test_a_component_that_is_excluded_stays(tmp_path: Path) -> None:
+    folder = write(tmp_path, *PIPELINE, "safety_checker/pytorch_model.bin", "vae/notes.txt")
+    out = outgoing(folder, exclude=["safety_checker/*", "vae/*"])
+    assert [plan.folder for plan in out.plans] == ["text_encoder", "unet"]
+    assert not any(path.startswith(("vae", "safety_checker")) for path in paths_of(out))
+
+
+def test_folders_of_a_training_run_are_no_components(tmp_path: Path) -> None:
+    folder = write(tmp_path, *PIPELINE, "checkpoint-500/unet/diffusion_pytorch_model.safetensors", "step-8/x.json")
+    out = outgoing(folder)
+    assert [plan.folder for plan in out.plans] == ["text_encoder", "unet", "vae"]
+    assert any(note.startswith("checkpoint-500/") for note in out.notes)
+
+
+def test_a_variant_is_read_where_there_is_one_and_all_components_get_its_name(tmp_path: Path) -> None:
+    folder = write(tmp_path, *PIPELINE, "unet/diffusion_pytorch_model.fp16.safetensors")
+    out = outgoing(folder, variant="fp16")
+    assert {shard.path for shard in out.shards} == {
+        "unet/diffusion_pytorch_model.fp16.safetensors",
+        "vae/diffusion_pytorch_model.fp16.safetensors",
+        "text_encoder/model.fp16.safetensors",
+    }
+    note = "no weights of the variant fp16 are in text_encoder, vae: the plain ones go under that name"
+    assert note in out.notes
+    (tmp_path / "unet" / "diffusion_pytorch_model.fp16.safetensors").unlink()
+    assert note not in outgoing(folder, variant="fp16").notes
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({}, "model.safetensors"),
+        ({"_class_name": "UNet2DModel", "_diffusers_version": "0.42.1"}, "diffusion_pytorch_model.safetensors"),
+    ],
+)
+def test_a_name_that_no_loader_looks_for_gives_way_to_one_that_the_configs_does(
+    tmp_path: Path, config: Mapping[str, str], name: str
+) -> None:
+    folder = write(tmp_path, "foo.safetensors", "config.json", config=json.dumps(config))
+    for opened in (folder, folder / "foo.safetensors"):
+        out = from_store(open_path(opened), Layout(10**9))
+        assert out.shards[0].path == (name if opened == folder else "model.safetensors")
+        assert any("foo.safetensors is published under the name" in note for note in out.notes)
+        assert any(out.shards[0].path in note for note in out.notes)
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "diffusion_pytorch_model.safetensors"])
+def test_a_file_that_is_named_keeps_its_stem(tmp_path: Path, name: str) -> None:
+    write(tmp_path, name, "model.safetensors")
+    out = from_store(open_path(tmp_path / name), Layout(10**9))
+    assert [file.path for file in out.all_files] == [name]
+    assert out.notes == ()
+
+
+def test_the_key_of_one_checkpoint_is_what_it_was_and_of_several_depends_on_each(tmp_path: Path) -> None:
+    whole = outgoing(write(tmp_path / "p", *PIPELINE))
+    single = outgoing(write(tmp_path / "s", "model.safetensors"))
+    assert publish_key(single.plans, repo_id="org/model", revision="main") == "f8a2063ab44095e6"
+    keys = {publish_key(plans, repo_id="org/model", revision="main") for plans in (whole.plans, whole.plans[:2])}
+    assert len(keys) == 2
+
+
+def test_a_config_that_is_none_names_its_folder(tmp_path: Path) -> None:
+    write(tmp_path, *PIPELINE)
+    (tmp_path / "vae" / "config.json").write_text("[1")
+    with pytest.raises(FormatError, match=r"vae/config\.json"):
+        outgoing(tmp_path)
