@@ -35,6 +35,7 @@ __all__ = ["Promoted", "promote"]
 _CONFIG = "config.json"
 _DISTRIBUTED = "module."  # what DistributedDataParallel puts before every name
 _COMPANIONS = ("*.json", "*.jinja", "*.model", "*.py", "*.spm", "*.tiktoken", "*.txt")  # of a folder
+_NO_COMPANIONS = ("README.md", "*.index.json", "*.index.*.json")  # an index names weights, which stay
 _MOST_NAMED = 5
 
 
@@ -213,7 +214,6 @@ class _Target:
         return read_bytes(self.store, self.at, path, 0, nbytes)
 
 
-def _joined(outgoing: Outgoing, companion: Opened) -> Outgoing:
 def _stem(source: StepSource, places: Sequence[Opened], target: _Target) -> str:
     """The stem that the loader looks for which the config of the model is for, where there is one."""
     for place in places:
@@ -229,10 +229,11 @@ def _stem(source: StepSource, places: Sequence[Opened], target: _Target) -> str:
     return stem_for({})
 
 
+def _joined(outgoing: Outgoing, companion: Opened) -> Outgoing:
     """What goes out, and the small files of a folder or repo besides."""
     if companion.path is not None:
         raise FormatError(f"{companion.path}: config and tokenizer are taken from a folder", hint="name the folder")
-    choice = Choice(_COMPANIONS, ("README.md",))
+    choice = Choice(_COMPANIONS, _NO_COMPANIONS)
     files, _ = beside_weights(companion, companion.store.list(companion.at), choice)
     if not files:
         raise NotFoundError(f"{companion.where} holds no config or tokenizer", hint="name another companion")

@@ -242,6 +242,17 @@ def test_companions_go_along_and_what_is_unusual_is_said(
         assert "config.json" in other.files()
 
 
+def test_no_index_goes_along_as_a_companion_since_its_weights_do_not(repo: Repo, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    for name in ("tokenizer/vocab.json", f"2_Dense/{INDEX}", "unet/model.safetensors.index.fp16.json", INDEX):
+        (base / name).parent.mkdir(parents=True, exist_ok=True)
+        (base / name).write_text(json.dumps({"weight_map": {"a": "model-00001-of-00001.safetensors"}}))
+    save_step(tmp_path / "steps", model())
+    run(repo, local_dir=tmp_path / "steps", companions=base)
+    assert "tokenizer/vocab.json" in repo.files()
+    assert not [path for path in repo.files() if ".index." in path]
+
+
 # What it refuses: before anything is written
 
 
