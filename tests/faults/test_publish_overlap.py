@@ -103,8 +103,8 @@ def test_what_waits_and_the_shards_on_their_way_are_no_more_than_a_batch(
         streams=streams,
         on_event=lambda event: kept.append(event.path) if "keeps all" in event.detail else None,
     )
-    assert len(done.plan.shards) >= 2 * shards_a_commit
-    assert len(kept) == len(done.plan.shards) // shards_a_commit
+    assert len(done.plans[0].shards) >= 2 * shards_a_commit
+    assert len(kept) == len(done.plans[0].shards) // shards_a_commit
 
 
 def test_of_the_next_shard_no_more_than_a_block_is_sent_before_the_last_one_is_durable(
@@ -140,7 +140,7 @@ def test_a_refusal_stops_the_shard_that_is_on_its_way(
 ) -> None:
     monkeypatch.setattr(outgoing, "READ_BYTES", 512)  # of each tensor alone
     model = {f"{number:03}": np.full(64, number) for number in range(200)}
-    _, second = repo.push(model, max_shard_size=70_000, dry_run=True).plan.shards
+    _, second = repo.push(model, max_shard_size=70_000, dry_run=True).plans[0].shards
     begun, reads = threading.Event(), list[int]()
 
     def look(event: Event) -> None:
