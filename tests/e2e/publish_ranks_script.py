@@ -191,6 +191,19 @@ def transformers_models() -> None:
         publish(f"{name}-cast", model, whole, max_shard_size="20kB", dtype="bfloat16")
 
 
+def other_libraries() -> None:
+    """Models of diffusers, and adapters of peft: the files are those of one process, configs included."""
+    small: Any = importlib.import_module("tests.e2e.small_pipelines")
+    model, whole = small.unet(), small.unet()
+    fully_shard(model)
+    publish("unet", model, whole, max_shard_size="300kB")
+    model, whole = (small.lora(small.llama(), "default", "style") for _ in range(2))
+    for layer in model.base_model.model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    publish("lora", model, whole)
+
+
 def transformers_tensor_parallel() -> None:
     transformers: Any = importlib.import_module("transformers")
     split: Any = importlib.import_module("transformers.distributed").DistributedConfig(tp_plan="auto")
@@ -350,6 +363,7 @@ CASES: dict[str, Callable[[], None]] = {
         tensor_parallel,
         two_dimensions,
         transformers_models,
+        other_libraries,
         transformers_tensor_parallel,
         replicas,
         refusals,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ class Ranks:
 
 
 def on_ranks(world: int, hub: Hub, out: Path, *cases: str, xet: bool = True, torchrun: bool = False) -> Ranks:
-    env = {**hub.client_env(xet=xet), "OMP_NUM_THREADS": "1"}
+    env = {**hub.client_env(xet=xet), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     if torchrun:
         run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
         done = subprocess.run(
@@ -84,6 +85,14 @@ def tensor_parallel_models(module_hub: Hub, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
+def other_libraries(module_hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    missing = [name for name in ("diffusers", "peft") if find_spec(name) is None]
+    if missing:
+        pytest.skip(f"the extra test is not installed: no {', '.join(missing)}")
+    return on_ranks(2, module_hub, tmp_path_factory.mktemp("others"), "other_libraries")
+
+
+@pytest.fixture(scope="module")
 def four(module_hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     cases = ("fsdp", "even", "hybrid", "placements", "tensor_parallel", "two_dimensions", "some")
     return on_ranks(4, module_hub, tmp_path_factory.mktemp("four"), *cases)
@@ -102,6 +111,7 @@ def ranks(request: pytest.FixtureRequest) -> Ranks:
         *(("four", name) for name in ("fsdp", "fsdp-cast", "fsdp-state", "placements", "hybrid", "tensor-parallel")),
         *(("four", name) for name in ("two-dimensions", "submesh", "even")),
         *(("models", name) for name in ("llama", "llama-cast", "experts", "experts-cast")),
+        *(("other_libraries", name) for name in ("unet", "lora")),
         pytest.param("tensor_parallel_models", "tensor-parallel-llama", marks=tensor_parallel),
     ],
     indirect=["ranks"],
