@@ -232,7 +232,7 @@ def _check_aliases(aliases: Mapping[str, str], metadata: Mapping[str, str], name
         if alias in RESERVED_KEYS or metadata.get(alias, name) != name:
             raise FormatError(
                 f"{alias!r} cannot be recorded as a further name of {name!r}: the metadata holds something else there",
-                hint=f"keep {alias!r} as the name under which the tensor is stored",
+                hint=f"rename {alias!r}, give it a tensor of its own, or store the tensor under that name",
             )
     for key, name in aliases_in(metadata, names).items():
         if aliases.get(key) != name:

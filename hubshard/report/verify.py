@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from hubshard.digests import can_verify, content_id, new_hash
 from hubshard.engine import run
 from hubshard.errors import HubshardError
 from hubshard.events import OnEvent, Operation, ignore, operation
+from hubshard.index import decode_index
+from hubshard.names import indexed_suffix
 from hubshard.protocols import Entry
-from hubshard.readers import ListedReader
+from hubshard.readers import ListedReader, read_bytes
 from hubshard.sizes import READ_BYTES
 from hubshard.sources.model_index import MODEL_INDEX, component_names
 from hubshard.sources.safetensors import SafetensorsSource
@@ -89,7 +92,8 @@ def verify(
 
     Args:
         target: a directory, a file, `org/name[@revision]` or `hf://org/name[@revision]`.
-        against: a repo, or a directory, whose files `target` must equal; files that only `target` has are fine.
+        against: a repo, or a directory, whose files `target` must equal; files that only `target` has are fine. For
+            an index it is enough that it names the same file for each tensor, however it is written.
         revision: of a repo; None for main, or what `target` says.
         variant: as in `model.fp16.safetensors`; of a folder without it the plain weights, if another folder has it.
         token: for the Hub; None for the one that is logged in.
@@ -119,10 +123,18 @@ def _verify(opened: Opened, other: Opened | None, against: str, variant: str | N
     missing = sorted(path for path in expected.keys() - present if path != ".gitattributes")
     problems += [Problem(path, f"is missing; {against} has it") for path in missing]
     promised = [entry for entry in entries if entry.path in expected and can_verify(expected[entry.path])]
+
+    def check(entry: Entry) -> Problem | None:
+        problem = _check(opened, entry, expected[entry.path], op)
+        if problem is None or other is None or not _is_same_index(opened, entry, other, expected[entry.path]):
+            return problem
+        op.tell("verify", entry.path, entry.nbytes, "another form of the same index")
+        return None
+
     checked = run(
         promised,
         cost=lambda entry: min(entry.nbytes, READ_BYTES) + 1,
-        work=lambda entry: _check(opened, entry, expected[entry.path], op),
+        work=check,
         budget_bytes=_WORKERS * READ_BYTES,
         workers=_WORKERS,
     )
@@ -175,6 +187,19 @@ def _components(opened: Opened, entries: Sequence[Entry]) -> tuple[Sequence[str]
 
 def _has_no_weights(component: str, paths: Container[str]) -> bool:
     return any(f"{component}/{name}" in paths for name in _CONFIGS_WITHOUT_WEIGHTS)
+
+
+def _is_same_index(opened: Opened, entry: Entry, other: Opened, expected: Entry) -> bool:
+    if indexed_suffix(PurePosixPath(entry.path).name) is None:
+        return False
+    try:
+        one, two = (
+            decode_index(read_bytes(side.store, side.at, file.path, 0, file.nbytes), path=file.path)
+            for side, file in ((opened, entry), (other, expected))
+        )
+    except HubshardError:  # there is a problem, and it is known already
+        return False
+    return one.weight_map == two.weight_map
 
 
 def _check(opened: Opened, entry: Entry, expected: Entry, op: Operation) -> Problem | None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from hubshard.errors import FormatError
-from hubshard.header import check_name
+from hubshard.header import RESERVED_KEYS, check_name
 from hubshard.messages import listed
 from hubshard.plan import natural_key
 from hubshard.protocols import Buffer
@@ -130,6 +130,7 @@ def _aliases(values: Sequence[Value], keep: Collection[str]) -> dict[str, str]:
             groups.setdefault(value.identity, []).append(value.spec.name)
     aliases: dict[str, str] = {}
     for names in groups.values():
-        kept = min(names, key=lambda name: (name not in keep, natural_key(name), name))
+        # what the metadata of a file holds under these names is no alias, so they must be stored themselves
+        kept = min(names, key=lambda name: (name not in RESERVED_KEYS, name not in keep, natural_key(name), name))
         aliases |= {name: kept for name in names if name != kept}
     return aliases

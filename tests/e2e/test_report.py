@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,20 @@ def test_every_damage_to_a_copy_is_named(lab: Lab, tmp_path: Path) -> None:
     assert not found.ok
     assert {shard.name for shard in shards} <= {problem.path for problem in found.problems}
     assert any(problem.path == "" and shards[2].name in problem.what for problem in found.problems)
+
+
+def test_an_index_in_another_form_is_equal_and_one_that_names_other_files_is_not(lab: Lab, tmp_path: Path) -> None:
+    copy = lab.copy(tmp_path / "copy")
+    index = copy / "model.safetensors.index.json"
+    table = json.loads(index.read_bytes())
+    index.write_text(json.dumps({"weight_map": table["weight_map"], "metadata": {"total_size": 1}}))
+    found = lab.verify(copy, against=f"hf://{lab.repo_id}")
+    assert found.ok, found.problems
+    first, *_, last = sorted(table["weight_map"])
+    table["weight_map"][first], table["weight_map"][last] = table["weight_map"][last], table["weight_map"][first]
+    index.write_text(json.dumps(table))
+    found = lab.verify(copy, against=f"hf://{lab.repo_id}")
+    assert index.name in {problem.path for problem in found.problems}
 
 
 def test_what_is_not_there_cannot_be_verified(lab: Lab, tmp_path: Path) -> None:

@@ -51,6 +51,14 @@ def test_a_name_to_keep_that_is_not_there_is_refused() -> None:
         StateDictSource({"emb": torch.ones(2)}, keep=["nowhere"])
 
 
+@pytest.mark.parametrize("reserved", ["format", "total_size", "total_parameters"])
+def test_a_tied_name_that_metadata_would_hide_is_the_one_that_is_stored(reserved: str) -> None:
+    shared = torch.arange(4.0)
+    source = StateDictSource({"a": shared, reserved: shared, "z": shared}, keep={"z"})
+    assert [spec.name for spec in source.specs()] == [reserved]
+    assert source.aliases() == {"a": reserved, "z": reserved}
+
+
 def test_a_tied_parameter_and_its_detached_copy_are_one() -> None:
     w = torch.nn.Parameter(torch.ones(3))
     assert StateDictSource({"a": w, "b": w.detach(), "c": w.data}).aliases() == {"b": "a", "c": "a"}
