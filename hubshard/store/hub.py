@@ -280,12 +280,7 @@ class HubStore:
 
     def delete_branch(self, name: str) -> None:
         """Remove a branch; one that is not there is fine."""
-        url, what = self._client.api_url("branch", name), f"delete the branch {name!r}"
-        try:
-            self._client.send("DELETE", url, what, needs="write")
-        except NotFoundError as error:
-            if not is_revision_missing(error):
-                raise
+        self._delete("branch", name, f"delete the branch {name!r}")
 
     def tag(
         self, name: str, at: Revision, message: str = "", *, exist_ok: bool = False, move: bool = False
@@ -316,8 +311,8 @@ class HubStore:
             if there is None or not move:
                 message = f"{self._client.repo}: the tag {name!r} is at {str(there)[:12]}, not {at.commit[:12]}"
                 raise ConflictError(message, hint="choose another tag") from error
-            self._client.send("DELETE", self._client.api_url("tag", name), f"move the tag {name!r}", needs="write")
-            self._client.send("POST", url, what, needs="write", json=body)
+            self._delete("tag", name, f"move the tag {name!r}")
+            return self.tag(name, at, message)
         return Revision(name, at.commit)
 
     def url_of(self, revision: Revision) -> str:
@@ -348,6 +343,13 @@ class HubStore:
     ) -> Mapping[str, Advice]:
         """What the Hub says of files (path to size and first 512 bytes) before they are sent to a branch."""
         return self._stager.advice(branch, files, create_pr=create_pr)
+
+    def _delete(self, kind: str, name: str, what: str) -> None:
+        try:
+            self._client.send("DELETE", self._client.api_url(kind, name), what, needs="write")
+        except NotFoundError as error:  # gone already, by a request whose answer was lost, too
+            if not is_revision_missing(error):
+                raise
 
     def _new_branch(self, branch: str) -> Revision:
         head = self.head(branch)

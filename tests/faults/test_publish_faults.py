@@ -85,6 +85,15 @@ def test_lost_answers_of_staging_commits_and_branches_do_no_harm(repo: Repo, pro
     assert sorted(batches) == sorted(f"staged/model-0000{n}-of-00004.safetensors" for n in (1, 2, 3, 4))
 
 
+def test_lost_answers_while_a_tag_is_moved_do_no_harm(repo: Repo, proxy: Proxy) -> None:
+    repo.push(weights(2), tag="v1")
+    proxy.fail(r"DELETE .*/tag/", lose)
+    proxy.fail(r"POST .*/tag/", Exchange.done, lose)
+    published = repo.push(weights(3), tag="v1", move_tag=True)
+    assert not proxy.faults
+    assert repo.tags() == {"v1": published.commit}
+
+
 def large_files(commit: Exchange) -> list[bytes]:
     return [line for line in commit.body.splitlines() if json.loads(line)["key"] == "lfsFile"]
 
