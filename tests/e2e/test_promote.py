@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -387,84 +386,3 @@ def test_no_torch_is_imported(repo: Repo, tmp_path: Path) -> None:
     assert not {"torch", "numpy", "transformers"} & set(sys.modules)
     """
     repo.hub.client(code, repo.repo_id)
-
-
-# A run of its own: FSDP2 on one rank and on two, then plain transformers
-
-
-TRAIN = """
-import sys
-from pathlib import Path
-import torch, transformers
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, get_model_state_dict
-from torch.distributed.fsdp import fully_shard
-from hubshard.dcp import HubWriter, SavePlanner
-
-repo, out = sys.argv[1], Path(sys.argv[2])
-dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-torch.manual_seed(4)
-config = transformers.LlamaConfig(
-    vocab_size=384, hidden_size=96, intermediate_size=200, num_hidden_layers=3, num_attention_heads=4,
-    num_key_value_heads=2, tie_word_embeddings=len(sys.argv) > 3,
-)
-model = transformers.LlamaForCausalLM(config)
-for layer in model.model.layers:
-    fully_shard(layer, mesh=mesh)
-fully_shard(model, mesh=mesh)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-for step in range(2):
-    tokens = torch.randint(0, 384, (2, 16))
-    model(input_ids=tokens, labels=tokens).loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
-dcp.save(state | {"step": 2}, storage_writer=HubWriter(repo, step=2, max_file_size="300kB"), planner=SavePlanner())
-full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-if dist.get_rank() == 0:
-    torch.save(full, out / "trained.pt")
-    config.dtype = torch.float32
-    config.architectures = ["LlamaForCausalLM"]
-    config.save_pretrained(out)
-dist.destroy_process_group()
-"""
-
-LOAD = """
-import sys, torch, transformers
-from pathlib import Path
-expected = torch.load(Path(sys.argv[2]) / "trained.pt", weights_only=True)
-model, info = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], output_loading_info=True)
-assert not any(info.values()), info
-found = model.state_dict()
-assert found.keys() == expected.keys()
-assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-print(len(found))
-"""
-
-
-@pytest.mark.parametrize(
-    ("world", "options"),
-    [pytest.param(1, [], marks=pytest.mark.slow), (2, []), pytest.param(2, ["tied"], marks=pytest.mark.slow)],
-)
-def test_a_sharded_run_is_promoted_and_loaded_by_plain_transformers_bit_by_bit(
-    repo: Repo, tmp_path: Path, world: int, options: list[str]
-) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    script = tmp_path / "train.py"
-    script.write_text(TRAIN)
-    argv = [script, repo.repo_id, tmp_path, *options]
-    trained = warm.run(argv, imports="torch", ranks=world, env=_quiet(repo.hub.client_env()), timeout=280)
-    assert trained.returncode == 0, trained.stdout[-2000:] + trained.stderr[-4000:]
-    repo.put_files({"config.json": (tmp_path / "config.json").read_bytes()})
-    done = run(repo, max_shard_size="500kB")
-    assert done.shards > 1
-    loaded = repo.hub.client(LOAD, repo.repo_id, tmp_path, home=tmp_path / "elsewhere")
-    assert int(loaded.splitlines()[-1]) == 3 * 9 + 3
-
-
-def _quiet(env: Mapping[str, str]) -> dict[str, str]:
-    return {**env, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
