@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hubshard.engine import run
-from hubshard.errors import IntegrityError
+from hubshard.errors import HubshardError, IntegrityError, NotFoundError, StoreError
 from hubshard.manifest import FileDigest, Manifest, Piece
 from hubshard.protocols import Reader, Revision
 from hubshard.reads import Copy, Read, plan_reads
@@ -56,6 +56,8 @@ class StepFolder:
         prefix: of their names in the store: "" or a folder with "/".
         where: the folder for people.
         pace: how the store is best read.
+        spare: is told why bytes from here are of no use, and gives where the same step lies too, or raises; None where
+            it lies nowhere else. It is called from several threads.
     """
 
     store: Reader
@@ -63,6 +65,7 @@ class StepFolder:
     prefix: str
     where: str
     pace: Pace
+    spare: Callable[[HubshardError], StepFolder] | None = None
 
     def read(self, name: str, start: int, stop: int, into: memoryview) -> None:
         """Fill `into` with bytes `start` to `stop` of a file."""
@@ -198,8 +201,21 @@ class _Blocks:
             first += 1
         new = view[first * size - begin :]
         if new.nbytes:
-            self._folder.read(self._file.name, first * size, end, new)
+            self._fill(first, new)
             self.nbytes_read += new.nbytes
-            check_blocks(self._folder, self._file, first, new)
         self._last = (after - 1, bytes(view[(after - 1) * size - begin :]))
         return view[start - begin : stop - begin]
+
+    def _fill(self, first: int, blocks: memoryview) -> None:
+        try:
+            _read_blocks(self._folder, self._file, first, blocks)
+        except (IntegrityError, NotFoundError, StoreError) as error:
+            if self._folder.spare is None:
+                raise
+            _read_blocks(self._folder.spare(error), self._file, first, blocks)
+
+
+def _read_blocks(folder: StepFolder, file: StepFile, first: int, into: memoryview) -> None:
+    start = first * file.block_bytes
+    folder.read(file.name, start, start + into.nbytes, into)
+    check_blocks(folder, file, first, into)

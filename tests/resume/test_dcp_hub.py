@@ -101,6 +101,43 @@ def test_steps_are_saved_from_memory_and_from_a_folder_and_loaded_by_a_machine_t
     _run(module_hub, repo, tmp_path, code)
 
 
+def test_what_is_damaged_in_the_local_folder_is_read_from_the_branch(
+    module_hub: Hub, repo: str, tmp_path: Path
+) -> None:
+    code = """
+    import logging
+    logging.basicConfig(format="%(message)s", stream=sys.stdout)
+    folder = tmp / "steps"
+    save(1, 10, local_dir=folder)
+    save(2, 20, local_dir=folder, max_file_size="500kB")
+    for path in (folder / "step-00000020").glob("rank-*"):
+        raw = bytearray(path.read_bytes())
+        raw[-3] ^= 1
+        path.write_bytes(raw)
+    for step in (None, 20):
+        got = state(9)
+        before = sent()
+        reader = load(got, local_dir=folder, step=step)
+        assert same(got, state(2)) and reader.opened.folder.where.startswith(str(folder))
+        assert sent() > before
+
+    path.unlink()
+    got = state(9)
+    load(got, local_dir=folder, step=20)
+    assert same(got, state(2))
+
+    path = next((folder / "step-00000010").glob("rank-*"))
+    raw = bytearray(path.read_bytes())
+    raw[-3] ^= 1
+    path.write_bytes(raw)
+    store.delete_branch("resume")
+    error = failure(lambda: load(state(9), local_dir=folder, step=10))
+    assert isinstance(error, IntegrityError) and "nor can it be read from the branch" in str(error), error
+    """
+    out = module_hub.client(SETUP + textwrap.dedent(code), repo, tmp_path)
+    assert out.count(f"; what is damaged is read from {repo}@resume/step-00000020") == 2
+
+
 def test_a_save_is_one_commit_that_also_removes_an_older_save_of_the_step(
     module_hub: Hub, repo: str, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import dataclasses
 import io
 import os
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from hubshard.errors import FormatError
+from hubshard.errors import FormatError, IncompleteError, IntegrityError, NotFoundError
+from hubshard.resume.dcp.branch_instead import BranchInstead
 from hubshard.resume.dcp.planners import has_default_placing, place_value
 from hubshard.resume.dcp.torch_items import Destination, box_to_read, metadata_of
 from hubshard.steps.canonical import decode, encode
@@ -32,7 +34,7 @@ from hubshard.steps.places import (
     no_branch,
     refuse_id,
 )
-from hubshard.steps.reading import read_boxes
+from hubshard.steps.reading import LOCAL, read_boxes
 from hubshard.steps.step import Step, checked_number
 
 if TYPE_CHECKING:
@@ -48,7 +50,8 @@ class HubReader(StorageReader):
 
     On any number of ranks, each of which fetches only what it needs. The manifest, and that every file is there with
     its size, is checked before the state is touched; every byte is checked while it is read. It runs no code of the
-    checkpoint. A step in the local folder is taken from there, all others from the branch.
+    checkpoint. A step in the local folder is taken from there, all others from the branch, and so is what turns out to
+    be damaged in the folder, where the branch holds the same save of the step.
 
     Once the metadata is read, `opened` is the step, with the files that were `ignored`; after the load, `nbytes_read`
     the bytes that this rank fetched.
@@ -101,7 +104,11 @@ class HubReader(StorageReader):
             IntegrityError: a file has another size than the manifest says.
             FormatError: the manifest is damaged.
         """
-        self.opened = find_step(self._places(), self.step)
+        opened = find_step(self._places(), self.step)
+        if self.repo_id is not None and opened.folder.pace is LOCAL:
+            spare = BranchInstead(partial(self._on_branch, opened.step.step), opened.sha256)
+            opened = dataclasses.replace(opened, folder=dataclasses.replace(opened.folder, spare=spare))
+        self.opened = opened
         return metadata_of(self.opened.step)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:  # noqa: FBT001
@@ -178,13 +185,20 @@ class HubReader(StorageReader):
 
     def _places(self) -> list[Place]:
         places: list[Place] = [] if self.local_dir is None else [LocalPlace(self.local_dir)]
-        if self.repo_id is None or (self.step is not None and places and self.step in places[0].steps()):
+        if self.repo_id is None or (self.step is not None and places and _holds(places[0], self.step)):
             return places
         store = hub_store(self.repo_id, self._token, self._endpoint)
         at = store.head(self.branch)
         if at is None and not (places and places[0].steps()):
             raise no_branch(self.repo_id, self.branch)
         return places if at is None else [*places, BranchPlace(store, at, f"{self.repo_id}@{self.branch}")]
+
+    def _on_branch(self, step: int) -> OpenStep:
+        store = hub_store(self.repo_id or "", self._token, self._endpoint)
+        at = store.head(self.branch)
+        if at is None:
+            raise no_branch(self.repo_id or "", self.branch)
+        return BranchPlace(store, at, f"{self.repo_id}@{self.branch}").open(step)
 
     def _read(
         self, batch: Sequence[int], wanted: Sequence[ReadItem], places: Sequence[Destination], planner: LoadPlanner
@@ -199,6 +213,15 @@ class HubReader(StorageReader):
         for number in batch:
             places[number].finish()
             planner.commit_tensor(wanted[number], places[number].tensor)
+
+
+def _holds(place: Place, step: int) -> bool:
+    """Whether a step is there, and whole as far as sizes tell."""
+    try:
+        place.open(step)
+    except (NotFoundError, IncompleteError, IntegrityError, FormatError):
+        return False
+    return True
 
 
 def _destination(item: ReadItem, planner: LoadPlanner, step: Step) -> Destination:
