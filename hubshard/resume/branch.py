@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hubshard.errors import ConflictError, FormatError, NotFoundError
+from hubshard.errors import ConflictError, FormatError
 from hubshard.events import Event, OnEvent, Operation, ignore, operation
 from hubshard.resume.cadence import Cadence, Every
 from hubshard.resume.preemption import DEFAULT_SIGNALS, Notice, Preemption
@@ -146,6 +146,7 @@ class ResumeBranch:
             retention=retained,
             max_file_bytes=max_file_bytes,
             is_first_of_disk=self._folder.is_first_of_disk,
+            run=self._folder.run,
         )
         self._newest: int | None = None
         self._restored: int | None = None
@@ -207,12 +208,15 @@ class ResumeBranch:
             self._folder.look()
         with operation("restore", self._path, self._on_event) as op:
             restorer = Restorer(self._local, self._hub, self._control, on_warning=passing_over(op))
-            found = restorer.restore(state, step)
+            try:
+                found = restorer.restore(state, step)
+            finally:
+                self._saver.go_on(restorer.passed_over)
             number = None if found.step is None else found.step.step
             op.start(found.nbytes, "nothing is saved" if number is None else f"step {number}")
             op.tell("received", self._path, found.nbytes)
             op.end("" if number is None else step_folder(number))
-        self._newest, self._restored, self._saver.broken = None, number, found.passed_over
+        self._newest, self._restored = None, number
         if found.newer is not None and self._control.is_first:
             _LOG.warning("step %d is newer: call rollback(%d) before the next save", found.newer, number)
         if found.step is not None and not found.is_on_hub:
@@ -231,13 +235,15 @@ class ResumeBranch:
 
         Raises:
             FormatError: something cannot be stored: names its path; nothing was saved. Or this was closed.
-            ConflictError: there is a newer step, or another run saves to the folder.
+            ConflictError: there is a newer step; or another run saves to the folder; or the branch holds steps that are
+                not of this run, which has restored none of them: nothing was saved.
             Exception: what failed in the background since the last call; this step is on its way nevertheless.
         """
         self._check_open()
         self._tell_ranks(state)
         step = checked_number(step)
         self._folder.hold()
+        self._saver.check_branch(self._control, has_time=self._preemption.stop_step is None)
         began = time.monotonic()
         op = Operation("save", self._path, self._on_event)
         if self._preemption.stop_step is not None or not self._skips:  # the last save is not skipped
@@ -321,10 +327,9 @@ class ResumeBranch:
         self._folder.hold()
         with operation("rollback", self._path, self._on_event) as op:
             op.start(0, f"to step {step}")
-            removed = self._control.first(lambda: self._remove_newer(step))
-            self._control.each(lambda: self._saver.remove(removed))
+            removed = self._saver.roll_back(step, self._control)
             op.end(step_folder(step))
-        self._newest, self._saver.broken = None, frozenset()
+        self._newest = None
         return removed
 
     def close(self) -> None:
@@ -382,17 +387,6 @@ class ResumeBranch:
                 f"step {self._newest} is saved already, newer than {step}",
                 hint=f"restore that and go on from there; or first roll back, {back}",
             )
-
-    def _remove_newer(self, step: int) -> list[int]:
-        place = None if self._hub is None else self._hub.look()
-        on_hub = set() if place is None else set(place.steps())
-        there = self._local.numbers() | on_hub
-        if step not in there:
-            raise NotFoundError(f"{self._path}: no step {step} is saved", hint="look at steps()")
-        newer = {number for number in there if number > step}
-        if self._hub is not None:
-            self._hub.remove(newer & on_hub, message=f"Roll back to step {step}")
-        return sorted(newer)
 
     def _warn_of_repo(self, sentence: str) -> None:
         _LOG.warning(sentence)

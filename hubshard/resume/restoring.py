@@ -39,14 +39,12 @@ class Restored:
     Attributes:
         step: that was restored; None where there is none yet.
         nbytes: that this rank read.
-        passed_over: newer steps that are broken.
         newer: the newest that is not, where an older one was asked for; else None.
         is_on_hub: whether the branch has the step.
     """
 
     step: Step | None
     nbytes: int
-    passed_over: frozenset[int]
     newer: int | None
     is_on_hub: bool
 
@@ -85,6 +83,9 @@ class Restorer:
         hub: the branch; None where there is none.
         team: all ranks.
         on_warning: is told of each step that is passed over, and why.
+
+    Attributes:
+        passed_over: steps that are broken, or void, once it is known that one, or none, can be restored; else None.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Restorer:
         self._team = team
         self._on_warning = on_warning
         self._is_touched = False
+        self.passed_over: frozenset[int] | None = None
         # of rank 0, which decides
         self._there: set[int] = set()
         self._passed: dict[int, HubshardError] = {}
@@ -117,7 +119,10 @@ class Restorer:
                 team.each(reading.finish)
                 passed, newest = team.first(lambda: (frozenset(self._passed), max(self._there - self._passed.keys())))
                 newer = newest if newest > candidate.step.step else None
-                return Restored(candidate.step, reading.nbytes, passed, newer, candidate.at is not None)
+                self.passed_over = passed
+                return Restored(candidate.step, reading.nbytes, newer, candidate.at is not None)
+        if step is None:
+            self.passed_over = team.first(lambda: frozenset(self._passed))
         return team.first(lambda: self._nothing(step))
 
     # Rank 0 looks for a step
@@ -126,15 +131,16 @@ class Restorer:
         place = self._look()
         on_hub = set() if place is None else set(place.steps())
         on_disk, begun = self._local.numbers(), self._local.begun()
+        rolled_back = self._rolled_back(place)
         there = self._there = on_hub | on_disk
         if wanted is not None and wanted not in there:
             listed = f"there are {', '.join(map(str, sorted(there)[-_MOST_NAMED:]))}" if there else "there are none"
             raise NotFoundError(f"no step {wanted} is saved; {listed}", hint="look at the branch and the folder")
         for number in sorted(there | begun, reverse=True) if wanted is None else [wanted]:
             self._problem = None
-            if wanted is None and on_hub and number > (newest := max(on_hub)) and self._was_rolled_back(newest):
+            if wanted is None and rolled_back is not None and number > rolled_back and number not in on_hub:
                 self._problem = IntegrityError(
-                    f"the branch was rolled back to step {newest}", hint="name it with step="
+                    f"the branch was rolled back to step {rolled_back}", hint="name it with step="
                 )
                 self._pass_over(number)
             elif number in there:
@@ -173,9 +179,11 @@ class Restorer:
         if at is not None and self._any_disk:
             yield _Candidate(*found, at=at, use_disk=False)
 
-    def _was_rolled_back(self, newest: int) -> bool:
-        """Whether the branch, whose newest step is this, has held a later one of this disk."""
-        return self._hub is not None and self._local.last_push.step(self._hub.where) > newest
+    def _rolled_back(self, place: BranchPlace | None) -> int | None:
+        """The step that the branch was rolled back to since this disk went on from it."""
+        if self._hub is None or place is None:
+            return None
+        return self._local.rollbacks.newest_step(self._hub.where, place.rollbacks)
 
     def _tried(self, look: Callable[[], tuple[Step, str]]) -> tuple[Step, str] | None:
         try:
@@ -193,7 +201,7 @@ class Restorer:
 
     def _nothing(self, wanted: int | None) -> Restored:
         if not self._passed:
-            return Restored(None, 0, frozenset(), None, is_on_hub=False)
+            return Restored(None, 0, None, is_on_hub=False)
         newest = max(self._passed)
         problem = self._passed[newest]
         if self._is_touched:

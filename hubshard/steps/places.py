@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +15,7 @@ from hubshard.errors import FormatError, HubshardError, IncompleteError, Integri
 from hubshard.messages import listed
 from hubshard.protocols import Entry, Reader, Revision
 from hubshard.steps.reading import LOCAL, REMOTE, StepFolder
+from hubshard.steps.rollbacks import ROLLBACKS_NAME, Rollback, decode_rollbacks
 from hubshard.steps.step import MANIFEST_NAME, Step, StepFile, step_folder, step_number
 from hubshard.steps.step_json import NewerVersionError, StepHead, decode_head, decode_step
 from hubshard.store.local import LocalStore
@@ -113,7 +115,10 @@ class BranchPlace:
         self._store = store
         self._where = where
         self._folders: dict[int, dict[str, Entry]] = {}
+        self._told: Entry | None = None
         for entry in store.list(at):
+            if entry.path == ROLLBACKS_NAME:
+                self._told = entry
             folder, _, name = entry.path.partition("/")
             number = step_number(folder)
             if number is not None and name:
@@ -130,6 +135,19 @@ class BranchPlace:
     def files(self, step: int) -> Collection[str]:
         """The files in the folder of a step, as paths in the repo."""
         return [entry.path for entry in self._folders.get(step, {}).values()]
+
+    @cached_property
+    def rollbacks(self) -> tuple[Rollback, ...]:
+        """What the branch was rolled back to, oldest first.
+
+        Raises:
+            FormatError: what tells it is damaged, or of a later version.
+        """
+        if self._told is None:
+            return ()
+        raw = bytearray(self._told.nbytes)
+        self._store.read(self.at, ROLLBACKS_NAME, 0, len(raw), memoryview(raw))
+        return decode_rollbacks(bytes(raw), path=f"{self._where}/{ROLLBACKS_NAME}")
 
     def is_part_of(self, other: BranchPlace) -> bool:
         """Whether every file of every step here is there too, with the same content."""

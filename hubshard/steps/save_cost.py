@@ -1,4 +1,4 @@
-"""What a save cost, told in the message of the commit that shows its step: equal states keep equal bytes. Pure.
+"""What a save cost, and whose it is: told in the message of its commit, so equal states keep equal bytes. Pure.
 
 ```
 Step 1000
@@ -7,7 +7,10 @@ Hubshard-Stall-Seconds: 0.412
 Hubshard-Write-Seconds: 3.080
 Hubshard-Push-Seconds: 41.700
 Hubshard-Bytes: 84000000000
+Hubshard-Run: 5f0c2a9be417
 ```
+
+The run is a random word, which tells the runs of a branch apart and nothing of whoever started them.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
 
-__all__ = ["Measured", "PastSave", "SaveCost", "cost_in", "measured", "step_in", "step_message", "step_title"]
+__all__ = ["Measured", "PastSave", "SaveCost", "cost_in", "measured", "run_in", "step_in", "step_message", "step_title"]
 
 _TITLE = re.compile(r"Step (\d{1,18})\Z", re.ASCII)
 _LINE = re.compile(r"Hubshard-(Stall|Write|Push)-Seconds: (\d{1,12}\.\d{3})\Z", re.ASCII)
+_RUN = re.compile(r"Hubshard-Run: ([0-9a-f]{1,64})\Z", re.ASCII)
 _BYTES = re.compile(r"Hubshard-Bytes: (\d{1,18})\Z", re.ASCII)
 
 
@@ -111,13 +115,21 @@ def step_in(title: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-def step_message(step: int, cost: SaveCost | None = None) -> str:
-    """The message of the commit that shows a step."""
-    if cost is None:
-        return step_title(step)
-    seconds = {"Stall": cost.stall_seconds, "Write": cost.write_seconds, "Push": cost.push_seconds}
-    lines = [f"Hubshard-{name}-Seconds: {max(0.0, value):.3f}" for name, value in seconds.items()]
-    return "\n".join([step_title(step), "", *lines, f"Hubshard-Bytes: {cost.nbytes}"])
+def step_message(step: int, cost: SaveCost | None = None, run: str | None = None) -> str:
+    """The message of the commit that shows a step: what its save cost, and by which run, where that is known."""
+    lines = []
+    if cost is not None:
+        seconds = {"Stall": cost.stall_seconds, "Write": cost.write_seconds, "Push": cost.push_seconds}
+        lines += [f"Hubshard-{name}-Seconds: {max(0.0, value):.3f}" for name, value in seconds.items()]
+        lines.append(f"Hubshard-Bytes: {cost.nbytes}")
+    if run is not None:
+        lines.append(f"Hubshard-Run: {run}")
+    return "\n".join([step_title(step), "", *lines]) if lines else step_title(step)
+
+
+def run_in(message: str) -> str | None:
+    """The run that a commit message names, or None."""
+    return next((match[1] for match in map(_RUN.match, message.splitlines()) if match), None)
 
 
 def cost_in(message: str) -> SaveCost | None:

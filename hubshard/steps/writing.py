@@ -289,6 +289,7 @@ def commit_step(
     staged: Sequence[Staged],
     remove: Sequence[str] = (),
     cost: SaveCost | None = None,
+    run: str | None = None,
 ) -> Revision:
     """Show a step on a branch: its files and its manifest, in one commit, on a head that nobody moved.
 
@@ -301,6 +302,7 @@ def commit_step(
         staged: its files.
         remove: files to delete in the same commit, such as those of steps past the retention.
         cost: of the save, for the message of the commit; None where it is not known.
+        run: whose it is, for the message too.
 
     Raises:
         ConflictError: somebody else pushed to the branch.
@@ -312,6 +314,6 @@ def commit_step(
         parent=parent,
         add=[*staged, manifest],
         remove=remove,
-        message=step_message(step.step, cost),
+        message=step_message(step.step, cost, run),
         publish_id=f"step-{step.step}-{uuid.uuid4().hex}",
     )

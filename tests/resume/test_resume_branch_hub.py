@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from hubshard import ResumeBranch
 from hubshard.errors import ConflictError, HubshardError, IntegrityError, StoreError
+from hubshard.steps.branch import StepBranch
 from hubshard.steps.places import BranchPlace
 from hubshard.steps.step import step_folder
 from hubshard.store.hub import HubStore
@@ -184,6 +185,7 @@ def test_two_runs_on_one_branch_are_a_conflict_and_the_newer_step_stays(module_h
         second.save(state(3), 3)
         why = fails(second.wait, ConflictError)
         assert "step 3 is on the disk, but did not reach the Hub" in why and "Step 4" in why, why
+        assert f"by run {first._folder.run[:12]} (" in why and f"; this is run {second._folder.run[:12]}" in why, why
         second.save(state(5), 5)
         why = fails(second.wait, ConflictError)
         assert second.steps() == [1, 3, 4, 5]
@@ -192,7 +194,7 @@ def test_two_runs_on_one_branch_are_a_conflict_and_the_newer_step_stays(module_h
         first.wait()
     assert on_branch() == [1, 4, 6]
     why = fails(lambda: saved_blindly(5), ConflictError)
-    assert "holds step 6 already, newer than 5" in why, why
+    assert "holds step 6 already, which this run has not restored" in why, why
     assert restored("third") == 6
     """
     blind = """
@@ -201,6 +203,77 @@ def saved_blindly(step):
         branch.save(state(step), step)
 """
     module_hub.client(SETUP + blind + textwrap.dedent(code), "org/conflict", tmp_path)
+
+
+def test_a_run_that_has_restored_nothing_is_refused_a_branch_that_has_steps(module_hub: Hub, tmp_path: Path) -> None:
+    code = """
+    with run("first", keep=3) as first:
+        for step in (10, 20, 30):
+            first.save(state(step), step)
+            first.wait()
+        head = store.head("resume")
+        with run("second", keep=1) as second:
+            for step in (30, 40, 5):
+                why = fails(lambda: second.save(state(7), step), ConflictError)
+                assert f"{repo}@resume holds step 30 already, which this run has not restored" in why, why
+                assert f"step 30 was saved on 20" in why and f" UTC by run {first._folder.run[:12]}" in why, why
+                assert head.commit[:12] in why, why
+            fails(lambda: second.restore(state(0, rows=5)))  # which does not fit, so it goes on from nothing
+            fails(lambda: second.save(state(40), 40), ConflictError)
+            assert second.steps() == [10, 20, 30] and not list((tmp / "second").glob("step-*"))
+        assert store.head("resume") == head
+        first.save(state(40), 40)
+        first.wait()
+    assert on_branch() == [20, 30, 40]
+    saved(50, folder="wiped")  # which restores
+    assert on_branch() == [20, 30, 40, 50]
+    with run("first") as again:  # which has what the branch has, but for the newest
+        fails(lambda: again.save(state(60), 60), ConflictError)
+    with run("wiped") as again:  # its own
+        again.save(state(60), 60)
+    with run("back") as other:
+        other.rollback(50)
+        other.save(state(51), 51)
+    assert on_branch() == [20, 30, 40, 50, 51]
+    """
+    _run(module_hub, code, "org/foreign", tmp_path)
+
+
+def test_a_run_that_begins_while_the_hub_is_down_is_refused_by_its_first_push(hub: Hub, tmp_path: Path) -> None:
+    code = """
+    def ask(word):
+        print(word, flush=True)
+        input()
+
+    saved(1)
+    ask("stop")
+    with run("second") as second:
+        second.save(state(7), 2)  # safe on the disk, whatever the Hub does
+        second._saver.wait_for_disk()
+        assert (tmp / "second" / step_folder(2) / "manifest.json").exists()
+        ask("start")
+        why = fails(second.wait, ConflictError)
+        assert "step 2 is on the disk, but did not reach the Hub" in why and "has not restored" in why, why
+        assert on_branch() == [1]
+    print("done", flush=True)
+    """
+    assert _talk(hub, code, "org/late-look", tmp_path, {"stop": hub.stop, "start": hub.restart})[-1] == "done"
+
+
+def test_a_run_whose_steps_are_all_broken_may_begin_anew(module_hub: Hub, tmp_path: Path) -> None:
+    code = """
+    saved(5, 6)
+    head = store.head("resume")
+    data = [entry.path for entry in store.list(head) if "/rank-" in entry.path]
+    store.commit("resume", parent=head, add=[], remove=data, message="Break them", publish_id="break")
+    with run("empty") as branch:
+        fails(lambda: branch.restore(state(0)))
+        branch.save(state(1), 1)
+        branch.wait()
+    assert on_branch() == [1]
+    assert restored("other") == 1
+    """
+    _run(module_hub, code, "org/all-broken", tmp_path)
 
 
 def test_steps_that_somebody_prunes_meanwhile_are_no_conflict(module_hub: Hub, tmp_path: Path) -> None:
@@ -214,7 +287,13 @@ def test_steps_that_somebody_prunes_meanwhile_are_no_conflict(module_hub: Hub, t
         store.commit("resume", parent=head, add=[], remove=gone, message="Prune", publish_id="prune")
         branch.save(state(4), 4)
         branch.wait()
-    assert on_branch() == [1, 3, 4]
+        assert on_branch() == [1, 3, 4]
+        StepBranch(repo).rollback(3)  # which is not undone by a run that does not know of it
+        branch.save(state(5), 5)
+        why = fails(branch.wait, ConflictError)
+        assert "Roll back to step 3" in why, why
+    assert on_branch() == [1, 3]
+    assert restored() == 3
     """
     _run(module_hub, code, "org/pruned", tmp_path)
 
@@ -357,10 +436,42 @@ def test_a_rollback_removes_the_newer_steps_in_one_commit_and_from_the_disk(modu
     assert restored("other") == 3
     saved(4, repo=None)
     assert restored() == 4
+    StepBranch(repo).squash()  # which drops the commit that rolled back
+    shutil.copytree(tmp / "copy", tmp / "later")
+    assert restored("later") == 4
+    saved(5, folder="later")
+    assert restored("later") == 5 and on_branch() == [1, 2, 3, 4, 5]
+    StepBranch(repo).rollback(3)
+    saved(4, folder="later")  # of that number, but after the rollback, and so it counts
+    saved(5, folder="later", repo=None)
+    assert restored("later") == 5
     """
     out = _run(module_hub, code, "org/rollback", tmp_path)
     for step in (3, 4, 5):
         assert f"step {step} is passed over: the branch was rolled back to step 2" in out
+
+
+def test_a_step_that_is_whole_on_the_disk_counts_though_the_branch_has_lost_it(module_hub: Hub, tmp_path: Path) -> None:
+    code = """
+    saved(1, 2, 3)
+    head = store.head("resume")
+    (data,) = [entry.path for entry in store.list(head) if "step-00000003/rank-" in entry.path]
+    store.commit("resume", parent=head, add=[], remove=[data], message="Break it", publish_id="break")
+    assert StepBranch(repo).prune(keep=9, remove_broken=True).removed == (3,)
+    assert restored() == 3
+    assert on_branch() == [1, 2, 3]
+
+    backup = store.head("resume")  # a Hub that is restored from an older backup, or a mirror that lags
+    saved(4, 5)
+    store.delete_branch("resume")
+    store.create_branch("resume", backup)
+    assert restored() == 5
+    saved(6, keep=4)
+    assert on_branch() == [2, 3, 5, 6]
+    assert {path.name for path in (tmp / "disk").glob("step-*")} == {*map(step_folder, (3, 4, 5, 6))}
+    """
+    out = _run(module_hub, code, "org/lost", tmp_path)
+    assert "rolled back" not in out
 
 
 def test_of_the_steps_that_wait_for_a_slow_hub_the_newest_is_sent_and_those_that_stay(
@@ -383,6 +494,7 @@ def test_of_the_steps_that_wait_for_a_slow_hub_the_newest_is_sent_and_those_that
         gate.set()
         branch.wait()
         assert on_branch() == [4, 7], on_branch()
+        assert {path.name for path in (tmp / "disk").glob("step-*")} == {*map(step_folder, (4, 6, 7))}
     skipped = [path for _, path in told("skipped") if "/" not in path]  # steps, not files that the Hub has already
     assert skipped == [step_folder(step) for step in (2, 3, 5, 6)], skipped
 

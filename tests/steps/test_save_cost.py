@@ -4,7 +4,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from hubshard.steps.save_cost import Measured, PastSave, SaveCost, cost_in, measured, step_in, step_message
+from hubshard.steps.save_cost import Measured, PastSave, SaveCost, cost_in, measured, run_in, step_in, step_message
 from hubshard.store.commit import publish_id_in, with_publish_id
 
 COST = SaveCost(stall_seconds=0.41, write_seconds=3.08, push_seconds=41.7, nbytes=84 * 10**9)
@@ -34,6 +34,15 @@ def test_the_cost_is_read_back_with_and_without_the_title_and_beside_a_publish_i
 def test_a_message_without_a_cost_is_the_title_alone() -> None:
     assert step_message(7) == "Step 7"
     assert cost_in("Step 7") is None
+    assert run_in("Step 7") is None
+
+
+def test_a_message_tells_the_run_with_and_without_a_cost() -> None:
+    for cost in (None, COST):
+        message = step_message(7, cost, "5f0c2a9be417")
+        assert step_in(message.partition("\n")[0]) == 7
+        assert run_in(with_publish_id(message, "step-7-ab")) == "5f0c2a9be417"
+        assert cost_in(message) == cost
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,21 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hubshard.errors import ConflictError, NotFoundError
+from hubshard.errors import (
+    ConflictError,
+    FormatError,
+    HubshardError,
+    IncompleteError,
+    IntegrityError,
+    NotFoundError,
+    StoreError,
+)
 from hubshard.events import OnRetry, ignore_retry
 from hubshard.protocols import Revision, Staged
-from hubshard.steps.places import BranchPlace
+from hubshard.resume.saves.last_save import last_save
+from hubshard.steps.places import BranchPlace, OpenStep
 from hubshard.steps.retention import Retention
+from hubshard.steps.rollbacks import stage_rollback
 from hubshard.steps.save_cost import SaveCost
 from hubshard.steps.step import MANIFEST_NAME, Step, step_folder
 from hubshard.steps.writing import check_newest, commit_step
@@ -22,11 +32,13 @@ from hubshard.store.patience import Patience
 if TYPE_CHECKING:
     from hubshard.store.hub import HubStore
     from hubshard.store.hub_client import Token
+    from hubshard.store.hub_storage import HubStorage
 
 __all__ = ["HubBranch"]
 
 _LOG = logging.getLogger("hubshard")
 _MOST_REBASES = 5
+_GLANCE_SECONDS = 5.0  # of silence: the training waits meanwhile
 
 
 class HubBranch:
@@ -40,6 +52,9 @@ class HubBranch:
         token: of the Hub.
         endpoint: the Hub's URL.
         on_warning: is told, once, that everybody may read the repo.
+
+    Attributes:
+        run: a word of no other run, for the messages of commits.
     """
 
     def __init__(
@@ -51,8 +66,10 @@ class HubBranch:
         self._endpoint = endpoint
         self._on_warning = on_warning
         self._is_open = False
-        self._looked = False
+        self._is_taken = False
         self._place: BranchPlace | None = None
+        self._rollbacks: tuple[str, ...] = ()
+        self.run = ""
         self.max_retries = Patience().max_retries
         self.on_retry: OnRetry = ignore_retry
         self.sleep: Callable[[float], None] = time.sleep
@@ -65,30 +82,61 @@ class HubBranch:
     @cached_property
     def store(self) -> HubStore:
         """The repo."""
-        from hubshard.store.hub import HubStore  # noqa: PLC0415  # the client is slow to import, and not always needed
-
-        patience = Patience(max_retries=self.max_retries, on_retry=self._retried, sleep=self._sleep)
-        return HubStore(self.repo_id, token=self._token, endpoint=self._endpoint, patience=patience)
+        return self._store(Patience(max_retries=self.max_retries, on_retry=self._retried, sleep=self._sleep))
 
     @property
-    def is_known(self) -> bool:
-        """Whether the branch was looked at."""
-        return self._looked
-
-    @property
-    def place(self) -> BranchPlace | None:
-        """The branch as it was when it was last looked at, or after the last save; None where there was none."""
-        return self._place
+    def rollbacks(self) -> tuple[str, ...] | None:
+        """The ids of the rollbacks that what the run saves goes on from; None where it has not taken the branch."""
+        return self._rollbacks if self._is_taken else None
 
     def look(self) -> BranchPlace | None:
         """Look at the branch: this is what the next save builds on.
 
         A repo that is not there is made, private.
+
+        Raises:
+            FormatError: what tells the rollbacks of the branch is damaged.
         """
         self._open()
         head = self.store.head(self.branch)
         self._remember(head)
+        self._rollbacks = () if self._place is None else tuple(one.id for one in self._place.rollbacks)
         return self._place
+
+    def take(self) -> None:
+        """The run goes on from the branch as it was last looked at: from now on it may save there."""
+        self._is_taken = True
+
+    def claim(self, is_own: Callable[[OpenStep], bool]) -> None:
+        """Take the branch for a run that has not gone on from it: it must be empty, or its own from before.
+
+        Args:
+            is_own: whether the run knows a step as its own.
+
+        Raises:
+            ConflictError: somebody else has saved there; says who and when.
+        """
+        if self._is_taken:
+            return
+        place = self.look()
+        newest = max(place.steps(), default=None) if place is not None else None
+        if place is not None and newest is not None and not _is_own(place, newest, is_own):
+            raise ConflictError(
+                f"{self.where} holds step {newest} already, which this run has not restored: "
+                + last_save(self._storage(), place.at),
+                hint="call restore(state) before the first save, to go on from it; or rollback(step), to go on from an "
+                "older one; or save to a branch of its own, with branch=",
+            )
+        self.take()
+
+    def claim_at_once(self, is_own: Callable[[OpenStep], bool]) -> None:
+        """As `claim`, where a single question tells that there is a branch; else the first commit will see."""
+        store = self._store(Patience(max_retries=0, stall_seconds=_GLANCE_SECONDS))
+        try:
+            if not self._is_taken and store.head(self.branch) is not None:
+                self.claim(is_own)
+        except (NotFoundError, StoreError):
+            return
 
     def peek(self) -> Collection[int]:
         """The steps on the branch now; nothing is remembered."""
@@ -119,42 +167,43 @@ class HubBranch:
             broken: newer steps that the restore had to pass over: they go.
 
         Raises:
-            ConflictError: another run has saved to the branch since this one looked.
+            ConflictError: another run has saved to the branch since this one looked, or somebody has rolled it back.
         """
-        if not self._looked:
-            self.look()
         for _ in range(_MOST_REBASES):
             try:
                 revision = self._commit(step, raw, staged, cost, retention, broken)
-            except ConflictError:
+            except ConflictError as error:
                 if not self._only_lost_steps():
-                    raise
+                    raise self._refused(error) from error
                 _LOG.info("%s: steps were removed meanwhile; step %d goes on top of that", self.where, step.step)
             else:
                 self._remember(revision)
                 return revision
         raise ConflictError(f"{self.where} moves all the time", hint="look who else writes to it")
 
-    def remove(self, steps: Collection[int], *, message: str) -> Revision | None:
-        """Remove steps from the branch as it was last looked at, in one commit; None where there are none.
+    def roll_back(self, step: int, newer: Collection[int]) -> None:
+        """Remove the steps after one from the branch as it was last looked at, in one commit; the run goes on from it.
 
         Raises:
             ConflictError: the branch has moved since.
         """
         place = self._place
-        paths = [] if place is None else [path for step in sorted(steps) for path in place.files(step)]
+        paths = [] if place is None else [path for number in sorted(newer) for path in place.files(number)]
         if place is None or not paths:
-            return None
+            self.take()
+            return
+        told, rollback = stage_rollback(self.store, self.branch, place.rollbacks, step)
         revision = self.store.commit(
             self.branch,
             parent=place.at,
-            add=[],
+            add=[told],
             remove=paths,
-            message=message,
+            message=f"Roll back to step {step}",
             publish_id=uuid.uuid4().hex,
         )
         self._remember(revision)
-        return revision
+        self._rollbacks += (rollback.id,)
+        self.take()
 
     def _sleep(self, seconds: float) -> None:
         self.sleep(seconds)
@@ -183,24 +232,54 @@ class HubBranch:
             remove = [path for path in gone if path not in kept]
         parent = None if place is None else place.at
         return commit_step(
-            self.store, self.branch, parent=parent, step=step, raw=raw, staged=staged, remove=remove, cost=cost
+            self.store,
+            self.branch,
+            parent=parent,
+            step=step,
+            raw=raw,
+            staged=staged,
+            remove=remove,
+            cost=cost,
+            run=self.run or None,
+        )
+
+    def _refused(self, error: ConflictError) -> ConflictError:
+        """The same, with who is there."""
+        try:
+            head = self.store.head(self.branch)
+        except HubshardError:
+            head = None
+        told = "" if head is None else f"; {last_save(self._storage(), head)}; this is run {self.run}"
+        return ConflictError(
+            error.message + told,
+            hint="start it again, it restores what is there; or give each run a branch of its own, with branch=",
         )
 
     def _only_lost_steps(self) -> bool:
-        """Whether all that happened to the branch is that steps were removed, as pruning does; then look anew."""
+        """Whether all that happened to the branch is that steps were pruned; then look anew."""
         before = self._place
         head = self.store.head(self.branch)
         if before is None or head is None or head == before.at:
             return False
         now = BranchPlace(self.store, head, self.where)
-        if not now.is_part_of(before):
+        if not now.is_part_of(before) or now.rollbacks != before.rollbacks:
             return False
         self._place = now
         return True
 
     def _remember(self, head: Revision | None) -> None:
         self._place = None if head is None else BranchPlace(self.store, head, self.where)
-        self._looked = True
+
+    def _store(self, patience: Patience) -> HubStore:
+        from hubshard.store.hub import HubStore  # noqa: PLC0415  # the client is slow to import, and not always needed
+
+        return HubStore(self.repo_id, token=self._token, endpoint=self._endpoint, patience=patience)
+
+    def _storage(self) -> HubStorage:
+        from hubshard.store.hub_storage import HubStorage  # noqa: PLC0415  # as above
+
+        patience = Patience(max_retries=self.max_retries, sleep=self._sleep)
+        return HubStorage(self.repo_id, token=self._token, endpoint=self._endpoint, patience=patience)
 
     def _open(self) -> None:
         if self._is_open:
@@ -217,3 +296,10 @@ class HubBranch:
                 "resume_repo_id= takes a private repo beside it"
             )
         self._is_open = True
+
+
+def _is_own(place: BranchPlace, step: int, is_own: Callable[[OpenStep], bool]) -> bool:
+    try:
+        return is_own(place.open(step))
+    except (FormatError, IncompleteError, IntegrityError, NotFoundError):  # broken: nobody goes on from it
+        return False

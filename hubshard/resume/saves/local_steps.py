@@ -12,8 +12,8 @@ from pathlib import Path
 
 from hubshard.disk import sync_folder
 from hubshard.errors import IntegrityError, StoreError
-from hubshard.resume.saves.last_push import LastPush
-from hubshard.steps.places import LocalPlace
+from hubshard.resume.saves.seen_rollbacks import SeenRollbacks
+from hubshard.steps.places import LocalPlace, OpenStep
 from hubshard.steps.step import MANIFEST_NAME, Step, step_folder, step_number
 from hubshard.steps.step_json import decode_step
 
@@ -31,12 +31,12 @@ class LocalSteps:
         root: the folder; it is made by the first save.
 
     Attributes:
-        last_push: which of them has been on the Hub.
+        rollbacks: of branches of the Hub that these steps have followed.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.last_push = LastPush(root)
+        self.rollbacks = SeenRollbacks(root)
 
     @property
     def place(self) -> LocalPlace:
@@ -77,6 +77,14 @@ class LocalSteps:
             raise IntegrityError(f"{path} is the manifest of step {found.step}", hint="restore an older step")
         return found, hashlib.sha256(raw).hexdigest()
 
+    def holds(self, step: OpenStep) -> bool:
+        """Whether the disk holds the same save of a step.
+
+        Raises:
+            FormatError, IntegrityError, StoreError: as for `manifest`.
+        """
+        return step.step.step in self.numbers() and self.manifest(step.step.step)[1] == step.sha256
+
     def present(self, step: Step) -> frozenset[str]:
         """The files of a step that are here, with the right sizes."""
         folder = self.folder(step.step)
@@ -94,14 +102,14 @@ class LocalSteps:
         removed = []
         for number, path in self._folders():
             is_over = number <= newest or not (path / MANIFEST_NAME).exists()
-            if number not in kept and is_over and self._remove_unless_read(number):
+            if number not in kept and is_over and self.remove_unless_read(number):
                 removed.append(number)
         return sorted(removed)
 
     def remove_unfinished(self) -> None:
         """Remove what saves that did not end have left, so that it takes no room from the next one."""
         for number in self.begun():
-            self._remove_unless_read(number)
+            self.remove_unless_read(number)
 
     def remove_files(self, step: int, names: Collection[str]) -> None:
         """Remove files of a step that was never shown; where one is shown, they may be part of it, and stay."""
@@ -131,7 +139,8 @@ class LocalSteps:
         with suppress(OSError):  # something of somebody else lies there: it stays
             folder.rmdir()
 
-    def _remove_unless_read(self, step: int) -> bool:
+    def remove_unless_read(self, step: int) -> bool:
+        """Remove a step; False where somebody reads it, and that forbids it."""
         try:
             self.remove(step)
         except PermissionError:

@@ -29,15 +29,16 @@ class RunFolder:
         team: all ranks.
 
     Attributes:
+        run: a word of this run and no other.
         is_first_of_disk: whether this is the lowest of the ranks that share the folder: it writes the manifest there.
     """
 
     def __init__(self, root: Path, team: Team) -> None:
         self._root = root
         self._team = team
-        run = team.first(lambda: uuid.uuid4().hex)
-        self.is_first_of_disk = _is_first_of_disk(root, team, run)
-        self._lock = FolderLock(root, run)
+        self.run: str = team.first(lambda: uuid.uuid4().hex)
+        self.is_first_of_disk = _is_first_of_disk(root, team, self.run)
+        self._lock = FolderLock(root, self.run)
         self._is_held = False
 
     def hold(self) -> None:

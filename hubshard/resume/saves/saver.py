@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hubshard.errors import NotFoundError
 from hubshard.events import Operation
 from hubshard.resume.saves.background import Background
 from hubshard.resume.saves.hub_branch import HubBranch
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Saver"]
 
 _LOG = logging.getLogger("hubshard")
+_RUN_DIGITS = 12  # in the messages of commits
 
 
 class Saver:
@@ -41,6 +43,7 @@ class Saver:
         retention: which steps stay.
         max_file_bytes: bound per file.
         is_first_of_disk: see `RunFolder`.
+        run: see there.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Saver:
         retention: Retention,
         max_file_bytes: int,
         is_first_of_disk: bool,
+        run: str,
     ) -> None:
         self._local = local
         self._hub = hub
@@ -67,9 +71,10 @@ class Saver:
         self._owed: list[Written] = []  # pushes that failed of steps that stay; of the thread that pushes
         self._is_over = threading.Event()
         if hub is not None:
-            hub.sleep = self._rest
+            hub.sleep, hub.run = self._rest, run[:_RUN_DIGITS]
         self.broken: frozenset[int] = frozenset()
         self.last_seconds = 0.0
+        self._is_checked = False
 
     @property
     def is_writing(self) -> bool:
@@ -120,11 +125,68 @@ class Saver:
         stalled = time.monotonic() - began
         self._writing.start(f"step {number} was not saved", lambda: self._write(snapshot, number, began, stalled, op))
 
-    def remove(self, steps: Collection[int]) -> None:
-        """Remove steps from the disk, by one of the ranks that share it, and from what is still to be pushed."""
-        self._owed = [written for written in self._owed if written.number not in steps]
+    def go_on(self, passed_over: frozenset[int] | None) -> None:
+        """The run goes on from what is saved, or from the start where nothing is; called by all ranks.
+
+        Args:
+            passed_over: steps that it does not go on from: the next save removes those after it. None to stay as it is.
+        """
+        if passed_over is None:
+            return
+        self.broken, self._is_checked = passed_over, True
+        if self._hub is not None:
+            self._hub.take()
+
+    def check_branch(self, team: Team, *, has_time: bool) -> None:
+        """See, before the first step is written, that a branch which the run has not restored is not another's.
+
+        Where there is no time, or the Hub does not answer at once, the first push sees it.
+
+        Args:
+            team: all ranks, which call this.
+            has_time: the same on all of them.
+
+        Raises:
+            ConflictError: it is.
+        """
+        hub = self._hub
+        if hub is not None and has_time and not self._is_checked:
+            team.first(lambda: hub.claim_at_once(self._local.holds))
+            self._is_checked = True
+
+    def roll_back(self, step: int, team: Team) -> list[int]:
+        """Remove the steps after one from the branch, and from the disks; called by all ranks, while nothing is pushed.
+
+        Returns:
+            What was removed.
+
+        Raises:
+            NotFoundError: it is not saved.
+            ConflictError: another run has saved to the branch meanwhile.
+        """
+        removed, rollbacks = team.first(lambda: self._remove_newer(step))
+        team.each(lambda: self._remove_after(step, rollbacks))
+        self.go_on(frozenset())
+        return removed
+
+    def _remove_newer(self, step: int) -> tuple[list[int], tuple[str, ...] | None]:
+        place = None if self._hub is None else self._hub.look()
+        on_hub = set() if place is None else set(place.steps())
+        there = self._local.numbers() | on_hub
+        if step not in there:
+            where = self._local.root if self._hub is None else self._hub.where
+            raise NotFoundError(f"{where}: no step {step} is saved", hint="look at steps()")
+        newer = {number for number in there if number > step}
+        if self._hub is not None:
+            self._hub.roll_back(step, newer & on_hub)
+        return sorted(newer), None if self._hub is None else self._hub.rollbacks
+
+    def _remove_after(self, step: int, rollbacks: tuple[str, ...] | None) -> None:
+        self._owed = [written for written in self._owed if written.number <= step]
         if self._is_first_of_disk:
-            self._local.remove_all(steps)
+            self._local.remove_all([number for number in self._local.numbers() if number > step])
+            if self._hub is not None and rollbacks is not None:
+                self._local.rollbacks.follow(self._hub.where, rollbacks)
 
     def push_restored(self, step: Step, op: Operation) -> None:
         """Begin to push a step that the disks have, and the Hub has not; called by all ranks.
@@ -160,6 +222,7 @@ class Saver:
                 snapshot,
                 number,
                 local=self._local,
+                hub=self._hub,
                 team=self._write_team,
                 retention=self._retention,
                 queue=self._queue,
@@ -206,7 +269,14 @@ class Saver:
             raise
         finally:
             self._queue.end()
+            self._remove_if_expired(number)
         op.end(step_folder(number))
+
+    def _remove_if_expired(self, number: int) -> None:
+        """Remove a step from the disk that newer saves have left there, since it was being read for its push."""
+        there = self._local.numbers() - {*self._broken_after(number)} if self._is_first_of_disk else set()
+        if number in self._retention.expired(there, max(there, default=number)) and number not in self._queue.needed():
+            self._local.remove_unless_read(number)
 
     def _push_owed(self, hub: HubBranch, op: Operation) -> None:
         owed, self._owed = self._owed, []
@@ -218,7 +288,7 @@ class Saver:
                 raise
 
     def _push_one(self, hub: HubBranch, written: Written, op: Operation) -> None:
-        push_step(
+        rollbacks = push_step(
             written,
             local=self._local,
             hub=hub,
@@ -229,7 +299,7 @@ class Saver:
             is_over=self._is_over,
         )
         if self._is_first_of_disk:
-            self._local.last_push.note(hub.where, written.number)
+            self._local.rollbacks.meet(hub.where, rollbacks)
 
     def _broken_after(self, number: int) -> Collection[int]:
         return {other for other in self.broken if other > number}

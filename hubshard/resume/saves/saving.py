@@ -65,6 +65,7 @@ class _Merged:
     raw: bytes
     names: frozenset[str]  # of the files that stay in its folder
     kept: frozenset[int]
+    rollbacks: tuple[str, ...] | None  # of the branch, that the step goes on from
 
 
 def write_step(
@@ -72,6 +73,7 @@ def write_step(
     number: int,
     *,
     local: LocalSteps,
+    hub: HubBranch | None,
     team: Team,
     retention: Retention,
     queue: PushQueue,
@@ -120,7 +122,8 @@ def write_step(
             )
         kept = {*there, number} - {*retention.expired(there, number)} | queue.needed()
         names = {*step.file_of} | queue.files_in_flight(number)
-        return _Merged(encode_step(step), frozenset(names), frozenset(kept))
+        rollbacks = None if hub is None else hub.rollbacks
+        return _Merged(encode_step(step), frozenset(names), frozenset(kept), rollbacks)
 
     try:
         merged = team.join(write, join)
@@ -134,7 +137,8 @@ def write_step(
         if is_first_of_disk:
             write_manifest(folder, merged.raw, merged.names)
             local.keep_only(merged.kept, newest=max(number, *broken, 0))
-            local.last_push.forget(number)
+            if hub is not None and merged.rollbacks is not None:
+                local.rollbacks.follow(hub.where, merged.rollbacks)
 
     team.each(show)
     op.tell("commit", str(folder), sum(file.nbytes for file in planned))
@@ -152,8 +156,11 @@ def push_step(
     broken: Collection[int],
     op: Operation,
     is_over: Event,
-) -> None:
+) -> Collection[str]:
     """Make the files of a step durable on the Hub, then show it in one commit, which removes those past the retention.
+
+    Returns:
+        The ids of the rollbacks of the branch.
 
     Raises:
         ConflictError: another run saves to the branch.
@@ -162,27 +169,25 @@ def push_step(
     """
     if team.is_first:
         hub.on_retry = op.retry
-    team.first(lambda: None if hub.is_known else _ignored(hub.look()))
+    team.first(lambda: hub.claim(local.holds))
 
     def stage() -> list[Staged]:
         sending = Sending(hub, op, is_over)
         return [sending.stage(local.folder(written.number) / file.name, file) for file in written.files]
 
-    def commit(staged: list[list[Staged]]) -> str:
+    def commit(staged: list[list[Staged]]) -> tuple[str, tuple[str, ...]]:
         check_time(is_over)
         if written.step is None:
             raise FormatError(f"step {written.number}: rank 0 does not know what it wrote")
         files = [item for of_rank in staged for item in of_rank]
         cost = written.cost and replace(written.cost, push_seconds=time.monotonic() - written.since)
-        return hub.commit(written.step, written.raw, files, cost=cost, retention=retention, broken=broken).commit
+        revision = hub.commit(written.step, written.raw, files, cost=cost, retention=retention, broken=broken)
+        return revision.commit, hub.rollbacks or ()
 
-    revision = team.join(stage, commit)
+    revision, rollbacks = team.join(stage, commit)
     if team.is_first:
         op.tell("commit", hub.branch, written.step.nbytes if written.step is not None else 0, revision)
-
-
-def _ignored(_: object) -> None:
-    return None
+    return rollbacks
 
 
 def _merged(receipts: Sequence[_Receipt], number: int, *, paths: Mapping[str, tuple[str | int, ...]]) -> Step:
