@@ -274,7 +274,9 @@ class Saver:
 
     def _remove_if_expired(self, number: int) -> None:
         """Remove a step from the disk that newer saves have left there, since it was being read for its push."""
-        there = self._local.numbers() - {*self._broken_after(number)} if self._is_first_of_disk else set()
+        if self._is_over.is_set() or not self._is_first_of_disk:  # once it is over, the folder may be another run's
+            return
+        there = self._local.numbers() - {*self._broken_after(number)}
         if number in self._retention.expired(there, max(there, default=number)) and number not in self._queue.needed():
             self._local.remove_unless_read(number)
 
