@@ -197,6 +197,11 @@ def _notes(advice: Advice, figures: Mapping[str, _Figure], found: Measured | Non
     if advice.step_seconds is not None:
         told.append(f"a step takes {format_seconds(advice.step_seconds)}{figures['step'].note}")
     notes = [f"Where {', '.join(told)}."]
+    if not advice.keeps_up:
+        notes.append(
+            "Saving cannot keep up with the failures: no less time goes into it than into the work. Make saves cheap, "
+            "or the job fail less often."
+        )
     if found is not None and found.cost is not None:
         hub_seconds = found.cost.write_seconds + found.cost.push_seconds
         notes.append(

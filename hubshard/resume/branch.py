@@ -6,7 +6,6 @@ Imports torch where one is made, not before.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -15,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import ConflictError, FormatError
 from hubshard.events import Event, OnEvent, Operation, ignore, operation
+from hubshard.resume.arguments import Grace, checked_pinned, checked_repo
 from hubshard.resume.cadence import Cadence, Every
+from hubshard.resume.ending import Ending
 from hubshard.resume.preemption import DEFAULT_SIGNALS, Notice, Preemption
+from hubshard.resume.ranks import check_process
 from hubshard.resume.saves.hub_branch import HubBranch
 from hubshard.resume.saves.local_steps import LocalSteps
 from hubshard.resume.saves.run_folder import RunFolder
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["ResumeBranch"]
 
 _LOG = logging.getLogger("hubshard")
-_LAST_SECONDS = 2.0
 
 
 class ResumeBranch:
@@ -59,7 +60,7 @@ class ResumeBranch:
 
     What fails in the background is raised by the next `save` (which first sets out on the new step), `should_save` (in
     a run of one process), `wait` or `close`. The local step is not lost by a push that failed, and the next save pushes
-    on. Once the run is to stop, such a push is only logged.
+    on. Once the run is to stop, such a push is only logged. A program that ends without `close` waits all the same.
 
     All ranks make it, and call its methods, at the same places of the program; only `steps` may be called by one alone.
 
@@ -67,7 +68,7 @@ class ResumeBranch:
 
     Args:
         repo_id: the repo, "org/name"; made, private, where it is not there. None to save to `local_dir` alone.
-        branch: of the repo; made by the first save.
+        branch: of the repo; made by the first save. main only in a `resume_repo_id`.
         local_dir: folder that holds a folder per step, on a disk of each machine or one that all share. One run at a
             time saves there.
         keep: how many of the newest steps stay, here and there.
@@ -79,7 +80,7 @@ class ResumeBranch:
         busy: what `save` does while the one before is being written to the disk: "wait", or "skip" this one.
         resume_repo_id: a repo beside `repo_id` for the steps, for runs whose repo is public.
         max_file_size: bound per file, such as "5GB" or a number of bytes.
-        grace_seconds: from a signal until the process is killed.
+        grace_seconds: from a signal until the process is killed, or a duration such as "2m".
         signals: that announce the end of this machine.
         notice: asked for the end of this machine; see `Preemption`.
         process_group: the ranks of the run; None for all.
@@ -105,7 +106,7 @@ class ResumeBranch:
         busy: str = "wait",
         resume_repo_id: str | None = None,
         max_file_size: int | str = "5GB",
-        grace_seconds: float = 30.0,
+        grace_seconds: Grace = 30.0,
         signals: Sequence[int] = DEFAULT_SIGNALS,
         notice: Notice | None = None,
         process_group: ProcessGroup | None = None,
@@ -119,11 +120,12 @@ class ResumeBranch:
         if busy not in {"wait", "skip"}:
             raise FormatError(f"busy={busy!r}", hint='give "wait" or "skip"')
         self._skips = busy == "skip"
+        repo_id = checked_repo(repo_id, resume_repo_id, branch)
+        retained, max_file_bytes = Retention(keep, keep_every, checked_pinned(pinned)), parse_size(max_file_size)
         self._on_event = on_event or ignore
         self._local = LocalSteps(Path(local_dir).expanduser().absolute())
-        self._control, self._write_team, self._push_team = teams_of(process_group, count=3)
+        self._control, write_team, push_team = teams_of(process_group, count=3)
         self._taker = SnapshotTaker(self._control)
-        repo_id = resume_repo_id or repo_id
         self._path = repo_id or str(local_dir)
         self._hub = (
             None
@@ -135,19 +137,20 @@ class ResumeBranch:
         self._preemption = Preemption(
             signals=signals, notice=notice, grace_seconds=grace_seconds, agreement=agreement("stop")
         )
-        retained, max_file_bytes = Retention(keep, keep_every, frozenset(pinned)), parse_size(max_file_size)
         self._folder = RunFolder(self._local.root, self._control)
         self._is_to_save = every is not None
         self._saver = Saver(
             self._local,
             self._hub,
-            write_team=self._write_team,
-            push_team=self._push_team,
+            write_team=write_team,
+            push_team=push_team,
             retention=retained,
             max_file_bytes=max_file_bytes,
             is_first_of_disk=self._folder.is_first_of_disk,
             run=self._folder.run,
         )
+        self._ending = Ending(self._saver, self._preemption)
+        self._pid = os.getpid()
         self._newest: int | None = None
         self._restored: int | None = None
         self._is_deaf = bool(signals) or notice is not None
@@ -163,8 +166,10 @@ class ResumeBranch:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """See `close`; ranks leave together. Where the training failed, what failed here is logged."""
-        self._is_well = kind is None
-        if self._is_well:
+        self._is_well = kind is None or (issubclass(kind, SystemExit) and self._preemption.stop_step is not None)
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._ending.interrupt()
+        if kind is None:
             self.close()
             return
         try:
@@ -297,12 +302,13 @@ class ResumeBranch:
         return self._preemption.exit_code
 
     def wait(self) -> None:
-        """Wait until what was saved is on the disk and on the Hub; when the run stops, as long as there is time.
+        """Wait until what was saved is on the disk and on the Hub; the latter as long as no signal comes.
 
         Raises:
             Exception: what failed in the background.
         """
-        self._settle()
+        check_process(self._pid)
+        self._ending.pause()
         self._raise_error()
 
     def steps(self) -> list[int]:
@@ -333,30 +339,31 @@ class ResumeBranch:
         return removed
 
     def close(self) -> None:
-        """Wait as `wait` does, and give back threads, groups and signal handlers. Again is fine.
+        """Wait as `wait` does, and give back threads and signal handlers. Again is fine; a forked process only leaves.
+
+        A signal shortens it to the grace, Ctrl-C to 10 s for the Hub; another Ctrl-C leaves at once.
 
         Raises:
             Exception: what failed in the background.
         """
-        if self._is_closed:
+        if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
         try:
-            self._settle()
-            self._saver.close()
+            self._ending.finish()
             if self._is_well:
-                self._control.part()
+                self._control.part(self._ending.seconds_left)
         finally:
-            self._folder.release()
+            self._saver.close(self._folder.release)
             if self._is_listening:
                 self._preemption.__exit__(None, None, None)
-            for team in (self._control, self._write_team, self._push_team):
-                team.close()
+            self._control.close()
         self._raise_error()
 
     # How
 
     def _check_open(self) -> None:
+        check_process(self._pid)
         if self._is_closed:
             raise FormatError("this ResumeBranch is closed", hint="use it within its `with` block, or make another")
 
@@ -372,13 +379,8 @@ class ResumeBranch:
     def _is_busy(self) -> bool:
         return self._saver.is_writing
 
-    def _settle(self) -> None:
-        """Wait for the background: if the process is to be killed, with a little time left to end well."""
-        left = self._preemption.seconds_left if self._preemption.stop_step is not None else math.inf
-        if not self._saver.wait(None if math.isinf(left) else max(0.0, left - _LAST_SECONDS)):
-            self._saver.give_up_pushing()
-
     def _check_number(self, step: int) -> None:
+        self._folder.check()
         if self._newest is None:
             self._newest = max(self._local.numbers() - self._saver.broken, default=-1)
         if step < self._newest:

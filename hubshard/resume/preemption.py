@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import FormatError
 from hubshard.resume.agreement import StepAgreement
+from hubshard.resume.arguments import Grace, checked_grace, checked_notice, checked_signals
 from hubshard.steps.intervals import format_seconds
 
 if TYPE_CHECKING:
@@ -55,9 +56,12 @@ class Preemption:
     Args:
         signals: that mean the end is near.
         notice: asked whether it is; None for nobody to ask.
-        grace_seconds: from a signal until the process is killed.
+        grace_seconds: from a signal until the process is killed, or a duration such as "2m".
         agreement: with the other ranks; None where there are none.
         poll_seconds: between two calls of `notice`.
+
+    Raises:
+        FormatError: an argument makes no sense.
     """
 
     def __init__(
@@ -65,13 +69,13 @@ class Preemption:
         *,
         signals: Sequence[int] = DEFAULT_SIGNALS,
         notice: Notice | None = None,
-        grace_seconds: float = 30.0,
+        grace_seconds: Grace = 30.0,
         agreement: StepAgreement | None = None,
         poll_seconds: float = _POLL_SECONDS,
     ) -> None:
-        self._signals = tuple(signals)
-        self._notice = notice
-        self._grace_seconds = grace_seconds
+        self._signals = checked_signals(signals)
+        self._notice = checked_notice(notice)
+        self._grace_seconds = checked_grace(grace_seconds)
         self._agreement = agreement or StepAgreement(None, name="stop", world_size=1)
         self._poll_seconds = poll_seconds
         self._previous: dict[int, _Handler] = {}
@@ -133,6 +137,11 @@ class Preemption:
                     format_seconds(self.seconds_left),
                 )
         return self._stop is not None
+
+    def stop_now(self) -> None:
+        """Stop where this rank was told to go, and the training does not ask any more."""
+        if self._stop is None and self._heard is not None:
+            self._stop = self._asked, self._heard[0]
 
     @property
     def stop_step(self) -> int | None:

@@ -7,7 +7,7 @@ import sys
 
 from hubshard.errors import FormatError, StoreError
 
-__all__ = ["LostRankError", "check_alone", "reading_ranks"]
+__all__ = ["LostRankError", "check_alone", "check_process", "reading_ranks"]
 
 
 class LostRankError(StoreError):
@@ -38,6 +38,23 @@ def reading_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
         "read all the data", hint="Call torch.distributed.init_process_group() first, or pass rank= and world_size=."
     )
     return 0, 1
+
+
+def check_process(pid: int) -> None:
+    """Refuse to act in a process that was forked from the one which has the threads and the connections.
+
+    Args:
+        pid: of that one.
+
+    Raises:
+        FormatError: this is another.
+    """
+    if os.getpid() != pid:
+        raise FormatError(
+            f"this ResumeBranch is of process {pid}, and process {os.getpid()} was forked from it: its threads and "
+            "connections are not here",
+            hint="save and restore in the process that made it; or make another here, with a folder of its own",
+        )
 
 
 def check_alone(would: str, *, hint: str) -> None:

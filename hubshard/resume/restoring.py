@@ -136,7 +136,7 @@ class Restorer:
         if wanted is not None and wanted not in there:
             listed = f"there are {', '.join(map(str, sorted(there)[-_MOST_NAMED:]))}" if there else "there are none"
             raise NotFoundError(f"no step {wanted} is saved; {listed}", hint="look at the branch and the folder")
-        for number in sorted(there | begun, reverse=True) if wanted is None else [wanted]:
+        for number in sorted(there | begun.keys(), reverse=True) if wanted is None else [wanted]:
             self._problem = None
             if wanted is None and rolled_back is not None and number > rolled_back and number not in on_hub:
                 self._problem = IntegrityError(
@@ -147,7 +147,7 @@ class Restorer:
                 yield from self._copies(number, place if number in on_hub else None, is_on_disk=number in on_disk)
                 self._pass_over(number)
             else:
-                self._on_warning(number, "the save did not end")
+                self._on_warning(number, begun[number])
 
     def _look(self) -> BranchPlace | None:
         try:
@@ -249,7 +249,10 @@ class _Reading:
         present = self._local.present(step) if use_disk else frozenset()
         store = None if self._hub is None or at is None else self._hub.store
         where = str(self._local.folder(step.step)) if store is None or self._hub is None else self._hub.where
-        folder = open_files(step, self._local.folder(step.step), present, store=store, at=at, where=where)
+        try:
+            folder = open_files(step, self._local.folder(step.step), present, store=store, at=at, where=where)
+        except FormatError as error:  # what lies on the disk beside the files is broken too
+            return _Ready(error, uses_disk=True)
         self._reader.opened = OpenStep(folder, step, self._candidate.sha256, ())
         needed = self._planned(step, where)
         lacking = sorted(needed - present) if store is None else []

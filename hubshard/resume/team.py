@@ -112,19 +112,20 @@ class Team:
 
         return make
 
-    def part(self) -> None:
+    def part(self, limit_seconds: float = _PART_SECONDS) -> None:
         """Wait a while for the others to come here too, or to be gone, before this process may end.
 
         It may be the one that keeps the store, into which the others look after each of their last steps.
         """
         with suppress(LostRankError):
             if self._wire is not None:
-                self._wire.limit(_PART_SECONDS)
+                self._wire.limit(min(limit_seconds, _PART_SECONDS))
                 self._wire.any_of([False])
 
     def close(self) -> None:
-        """Cut the wire."""
-        self._wire = None
+        """Cut the wire. What is under way on a thread fails: it must not take itself for alone."""
+        if self._wire is not None:
+            self._wire.cut()
 
     def _gathered(self, work: Callable[[], T]) -> tuple[_Outcome, list[_Outcome] | None]:
         """What came of it here; and on rank 0 what did on each."""
@@ -193,6 +194,10 @@ class _Wire:
         self._why = ""
         self._backend = gloo_backend(name, rank, size, meet_seconds=_MEET_SECONDS, limit_seconds=_LIMIT_SECONDS)
 
+    def cut(self) -> None:
+        """Close the connections, once nothing is under way on them."""
+        self._backend, self._why = None, "this rank has ended its run"
+
     def limit(self, limit_seconds: float) -> None:
         """Wait no longer for the others from now on."""
         with self._to_the_end():
@@ -210,7 +215,7 @@ class _Wire:
             data = _tensor(raw, nbytes)
             options = c10d.BroadcastOptions()
             options.rootRank = 0
-            self._do(lambda: self._backend.broadcast([data], options))
+            self._do(lambda backend: backend.broadcast([data], options))
             return _bytes(data)
 
     def gather(self, raw: bytes) -> list[bytes] | None:
@@ -221,7 +226,7 @@ class _Wire:
             outs = [[torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]] if is_root else []
             options = c10d.GatherOptions()
             options.rootRank = 0
-            self._do(lambda: self._backend.gather(outs, [_tensor(_framed(raw), longest)], options))
+            self._do(lambda backend: backend.gather(outs, [_tensor(_framed(raw), longest)], options))
             return [_unframed(_bytes(out)) for out in outs[0]] if is_root else None
 
     def scatter(self, raws: Sequence[bytes]) -> bytes:
@@ -232,14 +237,14 @@ class _Wire:
             ins = [] if not raws else [[_tensor(_framed(raw), longest) for raw in raws]]
             options = c10d.ScatterOptions()
             options.rootRank = 0
-            self._do(lambda: self._backend.scatter([own], ins, options))
+            self._do(lambda backend: backend.scatter([own], ins, options))
             return _unframed(_bytes(own))
 
     def _most(self, numbers: Sequence[int]) -> list[int]:
         held = torch.tensor(numbers, dtype=torch.int64)
         options = c10d.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-        self._do(lambda: self._backend.allreduce([held], options))
+        self._do(lambda backend: backend.allreduce([held], options))
         return [int(number) for number in held.tolist()]
 
     @contextmanager
@@ -253,13 +258,16 @@ class _Wire:
             self._backend = None  # which closes the connections
             raise
 
-    def _do(self, start: Callable[[], Any]) -> None:
+    def _do(self, start: Callable[[Any], Any]) -> None:
+        backend = self._backend
+        if backend is None:
+            raise self._lost()
         said = threading.Timer(_LONG_WAIT_SECONDS, self._say_that_it_waits)
         said.daemon = True
         try:
             if self._says:
                 said.start()
-            start().wait()
+            start(backend).wait()
         except RuntimeError as error:
             self._why = reason_of(error)
             raise self._lost() from error

@@ -37,6 +37,8 @@ def seconds_of(duration: float | str | timedelta) -> float:
     Raises:
         FormatError: no duration, or not positive.
     """
+    if isinstance(duration, bool) or not isinstance(duration, int | float | str | timedelta):
+        raise FormatError(f"{duration!r} is not a duration", hint=_HINT)
     if isinstance(duration, timedelta):
         seconds = duration.total_seconds()
     elif isinstance(duration, str):
@@ -175,6 +177,11 @@ class Advice:
     rows: Sequence[IntervalCost]
 
     @property
+    def keeps_up(self) -> bool:
+        """Whether more time goes into work than into saving it; otherwise the best is a save that follows the last."""
+        return best_interval_seconds(self.cost_seconds, self.mtbf_seconds) >= self.cost_seconds
+
+    @property
     def best(self) -> IntervalCost:
         """The row to take."""
         return next(row for row in self.rows if row.is_best)
@@ -216,12 +223,15 @@ def advise(
     step = step_seconds or 0.0
     longest = math.inf if steps is None or step_seconds is None else steps * step_seconds
 
+    wanted = best_interval_seconds(cost_seconds, mtbf_seconds)
+    shortest = max(delay_seconds, cost_seconds if wanted < cost_seconds else 0.0)  # which is all the same then
+
     def allowed(seconds: float) -> float:
         if step:
             seconds = max(1, round(seconds / step)) * step
-        return min(max(seconds, math.ceil(delay_seconds / step) * step if step else delay_seconds), longest)
+        return min(max(seconds, math.ceil(shortest / step) * step if step else shortest), longest)
 
-    best = allowed(best_interval_seconds(cost_seconds, mtbf_seconds))
+    best = allowed(wanted)
     rows = [
         interval_cost(
             seconds,

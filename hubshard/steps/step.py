@@ -61,6 +61,8 @@ def checked_number(step: int) -> int:
     Raises:
         FormatError: it is none.
     """
+    if isinstance(step, bool):  # an argument that slipped
+        raise FormatError(f"{step!r} is no number of a step", hint="give an int")
     try:
         number = index(step)
     except TypeError as error:

@@ -140,12 +140,19 @@ class _InOrder:
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True)
-        for future in self._pending:
-            future.result()
+        self._drain()
+
+    def _drain(self) -> None:
+        while self._pending:
+            self._pending.popleft().result()
 
     def add(self, buffer: memoryview) -> None:
         """Take a buffer, and wait where too many wait before it."""
-        self._pending.append(self._pool.submit(self._work, buffer))
+        try:
+            self._pending.append(self._pool.submit(self._work, buffer))
+        except RuntimeError:  # the interpreter is ending: no thread takes work any more
+            self._drain()
+            self._work(buffer)
         if self._most_behind is not None and len(self._pending) > self._most_behind:
             self._pending.popleft().result()
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import threading
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +27,7 @@ from hubshard.errors import (
     StoreError,
 )
 from hubshard.events import Event
-from hubshard.resume.saves import folder_lock
+from hubshard.resume.saves import folder_lock, saving
 from hubshard.steps import writing
 
 torch = pytest.importorskip("torch")
@@ -282,15 +283,26 @@ def test_a_save_waits_for_another_and_they_are_never_mixed(tmp_path: Path) -> No
         assert _is(_restored(tmp_path, step=step)[1], step)
 
 
-def test_what_fails_in_the_background_is_raised_by_the_next_call_with_the_step(tmp_path: Path) -> None:
-    (tmp_path / step_folder(2)).touch()  # where a folder should be
+def _no_room_for(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(folder: Path, *, rank: int, nbytes: int) -> None:
+        if folder.name == step_folder(step):
+            raise FileExistsError(folder)
+        writing.prepare_folder(folder, rank=rank, nbytes=nbytes)
+
+    monkeypatch.setattr(saving, "prepare_folder", prepare)
+
+
+def test_what_fails_in_the_background_is_raised_by_the_next_call_with_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _no_room_for(2, monkeypatch)
     with _open(tmp_path) as branch:
         branch.save(_state(1), 1)
         branch.save(_state(2), 2)
         with pytest.raises(HubshardError, match="step 2 was not saved: FileExistsError"):
             branch.wait()
         branch.save(_state(2), 2)
-        branch._saver.wait()
+        branch._saver.wait_for_disk()
         with pytest.raises(HubshardError, match="step 2 was not saved"):
             branch.should_save(2)
         branch.save(_state(2), 2)
@@ -302,9 +314,9 @@ def test_what_fails_in_the_background_is_raised_by_the_next_call_with_the_step(t
 
 
 def test_an_error_of_the_background_is_raised_by_close_and_logged_beside_another(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / step_folder(1)).touch()
+    _no_room_for(1, monkeypatch)
     with pytest.raises(HubshardError, match="step 1 was not saved"), _open(tmp_path) as branch:
         branch.save(_state(1), 1)
 
@@ -567,7 +579,7 @@ def test_a_save_that_fails_and_one_that_was_killed_take_no_room_from_the_next(
         with monkeypatch.context() as patch:
             patch.setattr(writing, "write_all", full_disk)
             branch.save(_state(3), 3)
-            branch._saver.wait()
+            branch._saver.wait_for_disk()
         with pytest.raises(StoreError, match=r"step 3 was not saved: no room .* No space left on device"):
             branch.wait()
         assert seen[-1] == (False, 1)
@@ -664,11 +676,18 @@ def test_a_signal_leads_to_a_last_save_and_to_the_exit_code_of_its_number(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"busy": "perhaps"}, {"keep": 0}, {"every": 0}, {"max_file_size": "much"}, {"every": "auto"}]
+    "wrong",
+    [
+        *({"busy": "perhaps"}, {"keep": 0}, {"every": 0}, {"max_file_size": "much"}, {"every": "auto"}, {"pinned": 5}),
+        *({"grace_seconds": wrong} for wrong in (-1, float("nan"), "soon", None, True)),
+        *({"signals": ("TERM",)}, {"signals": signal.SIGTERM}, {"signals": [True]}, {"notice": 3}),
+        *({"repo_id": wrong} for wrong in ("a/b/c", "", "org/", 5, "https://x/y")),
+        *({"repo_id": "org/run", "branch": wrong} for wrong in ("", "a b", "main", None)),
+    ],
 )
 def test_arguments_that_make_no_sense_are_refused_at_once(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(FormatError):
-        _open(tmp_path / "steps", **wrong)
+        ResumeBranch(wrong.pop("repo_id", None), local_dir=tmp_path / "steps", **wrong)
     assert not (tmp_path / "steps").exists()
 
 
@@ -683,3 +702,111 @@ def test_closing_twice_is_fine_and_the_manifest_tells_the_ranks(tmp_path: Path) 
         branch.restore(_state(2))
     raw = (tmp_path / step_folder(1) / MANIFEST_NAME).read_bytes()
     assert decode_step(raw, path="manifest").world_size == 1
+
+
+def test_a_grace_may_be_a_duration_and_main_be_that_of_a_repo_of_its_own(tmp_path: Path) -> None:
+    _open(tmp_path / "a", grace_seconds="2m").close()
+    _open(tmp_path / "b", resume_repo_id="org/steps", branch="main").close()
+
+
+def test_a_folder_that_is_a_file_and_a_lock_that_is_a_folder_are_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in ("file", "file/below"):
+        with pytest.raises(FormatError, match="is a file, or lies in one"):
+            _open(tmp_path / folder)
+    (tmp_path / "steps" / folder_lock.NAME).mkdir(parents=True)
+    with pytest.raises(FormatError, match="cannot be the lock"):
+        _open(tmp_path / "steps")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no FIFOs, and few links")
+@pytest.mark.parametrize("what", ["whole link", "dangling link", "loop", "fifo"])
+@pytest.mark.parametrize("of", ["data", "manifest"])
+def test_what_is_no_plain_file_is_no_part_of_a_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, of: str
+) -> None:
+    _saved(tmp_path / "steps", 1, 2)
+    path = _data_file(tmp_path / "steps", 2)
+    path = path.with_name(MANIFEST_NAME) if of == "manifest" else path
+    path.rename(tmp_path / "elsewhere")
+    if what == "fifo":
+        os.mkfifo(path)
+    else:
+        targets = {"whole link": tmp_path / "elsewhere", "dangling link": tmp_path / "nowhere", "loop": path}
+        path.symlink_to(targets[what])
+    assert _restored(tmp_path / "steps")[0] == 1
+    assert "step 2 is passed over" in caplog.text
+    _saved(tmp_path / "steps", 3)
+    assert _restored(tmp_path / "steps")[0] == 3
+
+
+@pytest.mark.parametrize("of", ["step", "manifest"])
+def test_what_lies_where_a_step_should_be_is_passed_over_and_not_in_the_way(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, of: str
+) -> None:
+    _saved(tmp_path, 1, 2)
+    folder = tmp_path / step_folder(2)
+    if of == "step":
+        shutil.rmtree(folder)
+        folder.write_text("mine")
+    else:
+        (folder / MANIFEST_NAME).unlink()
+        (folder / MANIFEST_NAME).mkdir()
+    with _open(tmp_path) as branch:
+        assert branch.restore(_state(0)) == 1
+        assert "step 2 is passed over" in caplog.text
+        branch.save(_state(2), 2)
+    assert _restored(tmp_path)[0] == 2
+    (aside,) = tmp_path.glob("not-a-step-*")
+    assert of == "manifest" or aside.read_text() == "mine"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows removes no folder that is in use")
+def test_a_folder_that_is_removed_under_the_run_is_said_and_held_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with _open(tmp_path / "steps") as branch:
+        branch.save(_state(1), 1)
+        branch.wait()
+        shutil.rmtree(tmp_path / "steps")
+        branch.save(_state(2), 2)
+        branch.wait()
+        assert "was removed while the run was saving" in caplog.text
+        assert (tmp_path / "steps" / folder_lock.NAME).exists()
+        shutil.rmtree(tmp_path / "steps")
+        (tmp_path / "steps").touch()
+        for _ in range(2):
+            with pytest.raises(FormatError, match="is a file"):
+                branch.save(_state(3), 3)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
+def test_a_process_that_was_forked_is_told_so_and_may_leave(tmp_path: Path) -> None:
+    with _open(tmp_path) as branch:
+        branch.save(_state(1), 1)
+        pid = os.fork()
+        if not pid:
+            told = 0
+            for call in (lambda: branch.save(_state(2), 2), branch.wait, lambda: branch.restore(_state(0))):
+                try:
+                    call()
+                except FormatError as error:
+                    told += "was forked" in str(error)
+            branch.close()
+            os._exit(told)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        branch.wait()
+        assert branch.steps() == [1]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_tensor_is_refused_by_its_path_and_dicts_keep_the_kind_they_are_loaded_into(tmp_path: Path) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])  # type: ignore[no-untyped-call]
+    with _open(tmp_path) as branch:
+        with pytest.raises(FormatError, match=r"tensor 'a\.1' is a nested tensor"):
+            branch.save({"a": [1, nested]}, 1)
+        branch.save({"a": OrderedDict(x=1, y=2), "b": Counter("aab")}, 1)
+        found = {"a": OrderedDict(x=0, y=0), "b": Counter(a=0, b=0)}
+        assert branch.restore(found) == 1
+    assert found == {"a": OrderedDict(x=1, y=2), "b": Counter("aab")}
+    assert [type(item) for item in found.values()] == [OrderedDict, Counter]

@@ -314,7 +314,7 @@ def test_a_push_that_fails_leaves_the_local_step_and_the_next_save_pushes_on(hub
             why = fails(branch.wait, StoreError)
             assert f"step {step} is on the disk, but did not reach the Hub" in why, why
         branch.save(state(4), 4)
-        branch._saver.wait()
+        branch._saver.wait_for_disk() and branch._saver.wait_for_hub()
         assert "step 4" in fails(lambda: branch.should_save(5))
         ask("start")
         branch.rollback(3)  # and 4, which was still to be sent, is sent no more

@@ -206,6 +206,10 @@ class DataOrder:
         Raises:
             FormatError: the state is damaged, or of another dataset, global batch size or permutation; it says which.
         """
+        if not isinstance(state, Mapping):
+            raise FormatError(
+                f"the state of the data order is {state!r}", hint="give what state_dict() gave, such as the step has it"
+            )
         if state.get("version") != _VERSION:
             raise FormatError(
                 f"the state of the data order has version {state.get('version')!r}; this version reads {_VERSION}",

@@ -59,10 +59,15 @@ class ResumableSampler:
     ) -> None:
         permutation = FEISTEL if shuffle else SEQUENTIAL
         self.order = DataOrder(
-            len(dataset), index(global_batch_size), index(seed), permutation=permutation, drop_last=bool(drop_last)
+            len(dataset),
+            _whole("global_batch_size", global_batch_size),
+            _whole("seed", seed),
+            permutation=permutation,
+            drop_last=bool(drop_last),
         )
         self.share = Share(
-            *reading_ranks(rank, world_size), None if micro_batch_size is None else index(micro_batch_size)
+            *reading_ranks(rank, world_size),
+            None if micro_batch_size is None else _whole("micro_batch_size", micro_batch_size),
         )
         self.cursor = Cursor()
         self._start = self.cursor
@@ -128,3 +133,9 @@ class ResumableSampler:
             FormatError: it is of another dataset, global batch size or permutation; it says which.
         """
         self.order.restored(state_dict)
+
+
+def _whole(name: str, value: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise FormatError(f"{name}={value!r} is no whole number", hint="give an int")
+    return index(value)

@@ -1,4 +1,8 @@
-"""Work beside the training: one job after the other in one thread, and what went wrong with them. No torch."""
+"""Work beside the training: one job after the other in one thread, and what went wrong with them. No torch.
+
+The thread is a daemon: whoever must not leave before a job is done waits for it, and whoever has no more time leaves
+one behind that hangs, as an interpreter would not that joins its threads when it ends.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,9 @@ import copy
 import os
 import sys
 import threading
-from collections import deque
+import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from queue import SimpleQueue
 
 from hubshard.errors import HubshardError
 
@@ -17,19 +20,31 @@ __all__ = ["Background", "named"]
 
 _NICE = 10
 
+_Jobs = SimpleQueue[Callable[[], None] | None]
+
 
 class Background:
-    """One thread. A job that fails does not stop those after it; its error is kept until somebody asks.
+    """One thread. A job that fails does not stop those after it.
 
     Args:
         name: of the thread.
+        on_error: is told of each job that failed, on the thread.
     """
 
-    def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_be_nice)
-        self._lock = threading.Lock()
-        self._jobs: deque[Future[None]] = deque()
-        self._errors: deque[Exception] = deque()
+    def __init__(self, name: str, on_error: Callable[[Exception], None]) -> None:
+        self._name = name
+        self._on_error = on_error
+        self._jobs: _Jobs = SimpleQueue()
+        self._changed = threading.Condition()
+        self._left = 0
+        self._thread: threading.Thread | None = None
+        weakref.finalize(self, self._jobs.put, None).atexit = False
+
+    def begin(self) -> None:
+        """Begin the thread, for work that will come: once the interpreter ends, no thread can be begun."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=_work_off, args=(self._jobs,), name=self._name, daemon=True)
+            self._thread.start()
 
     def start(self, what: str, work: Callable[[], None]) -> None:
         """Do some work once what was given before is done.
@@ -38,38 +53,37 @@ class Background:
             what: for the error, such as "step 10 was not saved".
             work: what to do.
         """
-        with self._lock:
-            self._jobs = deque(job for job in self._jobs if not job.done())
-            self._jobs.append(self._pool.submit(self._do, what, work))
+        self.begin()
+        with self._changed:
+            self._left += 1
+        self._jobs.put(lambda: self._do(what, work))
 
     @property
     def is_busy(self) -> bool:
         """Whether work is under way."""
-        with self._lock:
-            return any(not job.done() for job in self._jobs)
+        return self._left > 0
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until all is done; False where that took too long."""
-        with self._lock:
-            jobs = list(self._jobs)
-        return not wait_for(jobs, timeout_seconds).not_done
-
-    def take_error(self) -> Exception | None:
-        """The oldest error that nobody took yet."""
-        return self._errors.popleft() if self._errors else None
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._left, timeout_seconds)
 
     def close(self) -> None:
-        """Wait until all is done, and end the thread."""
-        self._pool.shutdown(wait=True)
+        """Let the thread end once all is done, without waiting for that."""
+        self._jobs.put(None)
 
     def _do(self, what: str, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001  # it is raised where the training can see it
-            self._errors.append(named(error, what))
+        except BaseException as error:  # noqa: BLE001  # it is raised where the training can see it
+            self._on_error(named(error, what))
+        finally:
+            with self._changed:
+                self._left -= 1
+                self._changed.notify_all()
 
 
-def named(error: Exception, what: str) -> Exception:
+def named(error: BaseException, what: str) -> Exception:
     """An error that says what failed: of the same kind where it is one of ours."""
     if isinstance(error, HubshardError):
         told = copy.copy(error)
@@ -80,7 +94,10 @@ def named(error: Exception, what: str) -> Exception:
     return told
 
 
-def _be_nice() -> None:
-    """Give way to the training, where a thread has a priority of its own (Linux)."""
-    if sys.platform == "linux":
+def _work_off(jobs: _Jobs) -> None:
+    """All jobs until the end of them; holds none that is done, and nothing of who gave them."""
+    if sys.platform == "linux":  # give way to the training, where a thread has a priority of its own
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    while (job := jobs.get()) is not None:
+        job()
+        del job

@@ -16,10 +16,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from hubshard.errors import ConflictError
+from hubshard.errors import ConflictError, FormatError, StoreError
 from hubshard.locks import try_lock
 
-__all__ = ["NAME", "FolderLock"]
+__all__ = ["NAME", "FolderLock", "make_folder"]
 
 _LOG = logging.getLogger("hubshard")
 
@@ -46,6 +46,7 @@ class FolderLock:
         self._path = root / NAME
         self._run = run
         self._descriptor: int | None = None
+        self._is_free = False  # nothing is held, and nothing need be
         _ALL.add(self)
 
     def acquire(self) -> None:
@@ -58,6 +59,7 @@ class FolderLock:
         while not self._try():
             told = self._told()
             if told.get("run") == self._run:
+                self._is_free = True
                 return
             if time.monotonic() > end:
                 raise ConflictError(
@@ -78,6 +80,10 @@ class FolderLock:
             return None
         told = self._told()
         return None if told.get("run") == self._run else _named(told)
+
+    def is_there(self) -> bool:
+        """Whether the file of the lock is still what others would lock; True on a disk that knows no locks."""
+        return self._is_free or (self._descriptor is not None and self._is_at_path(self._descriptor))
 
     def release(self) -> None:
         """Let go; fine where it is not held."""
@@ -100,14 +106,15 @@ class FolderLock:
     def _try(self) -> bool:
         if self._descriptor is not None:
             return True
-        self._root.mkdir(parents=True, exist_ok=True)
+        make_folder(self._root)
         while True:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = self._opened()
             os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
             try:
                 is_ours = try_lock(descriptor)
             except OSError:  # the disk knows no locks
                 os.close(descriptor)
+                self._is_free = True
                 return True
             if is_ours and self._is_at_path(descriptor):
                 break
@@ -118,11 +125,20 @@ class FolderLock:
         self._tell(descriptor)
         return True
 
+    def _opened(self) -> int:
+        try:
+            return os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise StoreError(
+                f"{self._path} cannot be opened: {error.strerror}",
+                hint="it is the lock of the folder: see what is there",
+            ) from error
+
     def _is_at_path(self, descriptor: int) -> bool:
         # who held it may have removed the file between our open and our lock
         try:
             return os.path.samestat(os.fstat(descriptor), self._path.stat())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
 
     def _tell(self, descriptor: int) -> None:
@@ -140,6 +156,24 @@ class FolderLock:
         except (OSError, ValueError):
             return {}
         return told if isinstance(told, dict) else {}
+
+
+def make_folder(root: Path) -> None:
+    """Make the folder of a run, unless it is there.
+
+    Raises:
+        FormatError: a file is in its way, or something that is none where the lock should be.
+        StoreError: the disk refuses.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise FormatError(f"local_dir {root} is a file, or lies in one", hint="name a folder; it is made") from error
+    except OSError as error:
+        raise StoreError(f"local_dir {root} cannot be made: {error.strerror}", hint="choose another folder") from error
+    lock = root / NAME
+    if lock.exists() and not lock.is_file():
+        raise FormatError(f"{lock} is no file, and cannot be the lock of the folder", hint="remove it")
 
 
 def _named(told: dict[str, Any]) -> str:

@@ -84,6 +84,10 @@ class HubBranch:
         """The repo."""
         return self._store(Patience(max_retries=self.max_retries, on_retry=self._retried, sleep=self._sleep))
 
+    def get_ready(self) -> None:
+        """Import what is slow to import."""
+        _ = self.store
+
     @property
     def rollbacks(self) -> tuple[str, ...] | None:
         """The ids of the rollbacks that what the run saves goes on from; None where it has not taken the branch."""

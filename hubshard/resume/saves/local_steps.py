@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import re
+import stat
+import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +22,7 @@ from hubshard.steps.step_json import decode_step
 
 __all__ = ["LocalSteps"]
 
+_LOG = logging.getLogger("hubshard")
 _HARMLESS = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """Why something cannot be read that may be whole all the same."""
 _OURS = re.compile(r"rank-[0-9]{5,}-.*\.safetensors\Z|\.rank-[0-9]{5,}-.*\.part\Z|\.?manifest\.json(-.*\.part)?\Z")
@@ -49,11 +53,20 @@ class LocalSteps:
 
     def numbers(self) -> set[int]:
         """Steps that have a manifest: all others are saves that did not end."""
-        return {number for number, path in self._folders() if (path / MANIFEST_NAME).is_file()}
+        return {number for number, path in self._entries() if _is_plain(path / MANIFEST_NAME)}
 
-    def begun(self) -> set[int]:
-        """Steps whose folder is there without a manifest: their save did not end."""
-        return {number for number, path in self._folders() if not (path / MANIFEST_NAME).is_file()}
+    def begun(self) -> dict[int, str]:
+        """Steps that have no manifest, and why they are none: their save did not end, or something was put there."""
+        found = {}
+        for number, path in self._entries():
+            manifest = path / MANIFEST_NAME
+            if not path.is_dir():
+                found[number] = f"{path} is no folder"
+            elif os.path.lexists(manifest) and not _is_plain(manifest):
+                found[number] = f"{manifest} is no plain file"
+            elif not _is_plain(manifest):
+                found[number] = "the save did not end"
+        return found
 
     def manifest(self, step: int) -> tuple[Step, str]:
         """What a step holds, and the sha256 of its manifest.
@@ -86,11 +99,11 @@ class LocalSteps:
         return step.step.step in self.numbers() and self.manifest(step.step.step)[1] == step.sha256
 
     def present(self, step: Step) -> frozenset[str]:
-        """The files of a step that are here, with the right sizes."""
+        """The files of a step that are here, with the right sizes; no links, nor what else is no plain file."""
         folder = self.folder(step.step)
         if not folder.is_dir():
             return frozenset()
-        sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+        sizes = {path.name: path.lstat().st_size for path in folder.iterdir() if _is_plain(path)}
         return frozenset(file.name for file in step.files if sizes.get(file.name) == file.nbytes)
 
     def keep_only(self, kept: Collection[int], *, newest: int) -> list[int]:
@@ -100,8 +113,8 @@ class LocalSteps:
             The steps that were removed.
         """
         removed = []
-        for number, path in self._folders():
-            is_over = number <= newest or not (path / MANIFEST_NAME).exists()
+        for number, path in self._entries():
+            is_over = number <= newest or not _is_plain(path / MANIFEST_NAME)
             if number not in kept and is_over and self.remove_unless_read(number):
                 removed.append(number)
         return sorted(removed)
@@ -114,7 +127,7 @@ class LocalSteps:
     def remove_files(self, step: int, names: Collection[str]) -> None:
         """Remove files of a step that was never shown; where one is shown, they may be part of it, and stay."""
         folder = self.folder(step)
-        if (folder / MANIFEST_NAME).exists():
+        if _is_plain(folder / MANIFEST_NAME):
             return
         for name in names:
             (folder / name).unlink(missing_ok=True)
@@ -127,14 +140,22 @@ class LocalSteps:
             self.remove(step)
 
     def remove(self, step: int) -> None:
-        """Remove a step. A kill on the way leaves a save that did not end, never a step that lacks files."""
+        """Remove a step. A kill on the way leaves a save that did not end, never a step that lacks files.
+
+        What somebody put in its place is not removed: it gets another name.
+        """
         folder = self.folder(step)
-        if not folder.is_dir():
+        if not os.path.lexists(folder):
+            return
+        if not folder.is_dir() or _is_folder(folder / MANIFEST_NAME):
+            aside = folder.with_name(f"not-a-{folder.name}-{uuid.uuid4().hex[:8]}")
+            folder.rename(aside)
+            _LOG.warning("%s is no step: it is called %s from now on", folder, aside.name)
             return
         (folder / MANIFEST_NAME).unlink(missing_ok=True)
         sync_folder(folder)
         for path in folder.iterdir():
-            if _OURS.match(path.name):
+            if _OURS.match(path.name) and not _is_folder(path):
                 path.unlink(missing_ok=True)
         with suppress(OSError):  # something of somebody else lies there: it stays
             folder.rmdir()
@@ -153,9 +174,21 @@ class LocalSteps:
         """What a rank wrote, by name."""
         return {path.name: path for path in self.folder(step).glob(f"rank-{rank:05d}-*.safetensors")}
 
-    def _folders(self) -> Iterator[tuple[int, Path]]:
+    def _entries(self) -> Iterator[tuple[int, Path]]:
         if self.root.is_dir():
             for path in list(self.root.iterdir()):
                 number = step_number(path.name)
-                if number is not None and path.is_dir():
+                if number is not None:
                     yield number, path
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether it is a file, and no link to one: a step lies where it was written, and nobody waits for a FIFO."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

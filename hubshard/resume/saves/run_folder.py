@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hubshard.resume.saves.folder_lock import FolderLock
+from hubshard.resume.saves.folder_lock import FolderLock, make_folder
 
 if TYPE_CHECKING:
     from hubshard.resume.team import Team
@@ -57,6 +57,18 @@ class RunFolder:
         if holder is not None:
             _LOG.warning("%s is in use: %s saves there, so this run cannot", self._root, holder)
 
+    def check(self) -> None:
+        """See that the folder is still held, and take it again where it was removed under the run.
+
+        Raises:
+            StoreError: it is no folder any more.
+            ConflictError: another run saves there.
+        """
+        if self._is_held and self.is_first_of_disk and not self._lock.is_there():
+            _LOG.warning("%s was removed while the run was saving there: steps may be lost", self._root)
+            self._lock.leave()
+            self._lock.acquire()
+
     def release(self) -> None:
         """Let other runs save there."""
         self._lock.release()
@@ -67,7 +79,7 @@ def _is_first_of_disk(root: Path, team: Team, run: str) -> bool:
     own = root / f"{mark}{team.rank:05d}"
 
     def leave() -> None:
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root)
         own.write_text(socket.gethostname())
 
     team.each(leave)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hubshard.errors import NotFoundError
 from hubshard.events import Operation
+from hubshard.resume.saves import at_exit
 from hubshard.resume.saves.background import Background
+from hubshard.resume.saves.failures import merged
 from hubshard.resume.saves.hub_branch import HubBranch
 from hubshard.resume.saves.local_steps import LocalSteps
 from hubshard.resume.saves.push_queue import PushQueue
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Saver"]
 
 _LOG = logging.getLogger("hubshard")
+_PARTING_SECONDS = 3.0
 _RUN_DIGITS = 12  # in the messages of commits
 
 
@@ -65,8 +69,10 @@ class Saver:
         self._retention = retention
         self._max_file_bytes = max_file_bytes
         self._is_first_of_disk = is_first_of_disk
-        self._writing = Background("hubshard-write")
-        self._pushing = Background("hubshard-push")
+        self._failed_writes: deque[Exception] = deque()
+        self._failed_pushes: deque[Exception] = deque()
+        self._writing = Background("hubshard-write", self._failed_writes.append)
+        self._pushing = Background("hubshard-push", self._failed_pushes.append)
         self._queue = PushQueue(retention)
         self._owed: list[Written] = []  # pushes that failed of steps that stay; of the thread that pushes
         self._is_over = threading.Event()
@@ -81,35 +87,35 @@ class Saver:
         """Whether the last snapshot is still needed."""
         return self._writing.is_busy
 
-    def wait_for_disk(self) -> None:
-        """Wait until the last snapshot is on the disk, or has failed."""
-        self._writing.wait()
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way, and nothing has failed that nobody was told of."""
+        return not (self._writing.is_busy or self._pushing.is_busy or self._failed_writes or self._failed_pushes)
 
-    def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until all is done, or has failed.
+    @property
+    def unsent(self) -> list[int]:
+        """Steps on the disk that wait for the Hub, or are on their way to it."""
+        return sorted(self._queue.needed())
 
-        Args:
-            timeout_seconds: for the pushes; what is written to the disk is waited for.
+    def wait_for_disk(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until the last snapshot is on the disk, or has failed; False where that took too long."""
+        return self._writing.wait(timeout_seconds)
 
-        Returns:
-            False where pushes are still under way.
-        """
-        began = time.monotonic()
-        self._writing.wait()
-        left = None if timeout_seconds is None else max(0.0, timeout_seconds - (time.monotonic() - began))
-        return self._pushing.wait(left)
+    def wait_for_hub(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until what is on the disk is on the Hub too, or has failed; False where that took too long."""
+        return self._pushing.wait(timeout_seconds)
 
     def give_up_pushing(self) -> None:
-        """End the pushes that are under way: the time for them has run out."""
+        """End the pushes that are under way: the time for them has run out. One that hangs is left behind."""
         self._is_over.set()
 
     def raise_error(self, *, of_pushes: bool = True) -> None:
-        """Raise the oldest error that was not raised yet.
+        """Raise what failed since the last call: the newest error, which tells of those before it.
 
         Args:
             of_pushes: whether a step that is on the disk, but not on the Hub, is one.
         """
-        error = self._writing.take_error() or (self._pushing.take_error() if of_pushes else None)
+        error = merged([*_taken(self._failed_pushes if of_pushes else ()), *_taken(self._failed_writes)])
         if error is not None:
             raise error
 
@@ -123,6 +129,9 @@ class Saver:
             op: the save, as it tells of itself.
         """
         stalled = time.monotonic() - began
+        at_exit.watch(self)
+        if self._hub is not None:
+            self._pushing.begin()
         self._writing.start(f"step {number} was not saved", lambda: self._write(snapshot, number, began, stalled, op))
 
     def go_on(self, passed_over: frozenset[int] | None) -> None:
@@ -204,8 +213,22 @@ class Saver:
         written = Written(step.step, mine, step if is_first else None, encode_step(step) if is_first else b"")
         self._start_push(self._hub, written, op)
 
-    def close(self) -> None:
-        """Wait until all is done, and end the threads."""
+    def close(self, once_written: Callable[[], None]) -> None:
+        """Let the threads end once all is done, without waiting for that: see `hubshard.resume.saves.settling`.
+
+        Args:
+            once_written: called once nothing is written to the disk any more: as a rule now.
+        """
+        at_exit.forget(self)
+        self._is_over.set()
+        self._push_team.close()
+        if self._writing.is_busy:
+            self._writing.start("the folder was not given back", once_written)
+        else:
+            self._write_team.close()
+            once_written()
+        if self._push_team.size > 1:  # torch ends the process badly under a thread that waits for another rank
+            self._pushing.wait(_PARTING_SECONDS)
         self._writing.close()
         self._pushing.close()
 
@@ -251,6 +274,8 @@ class Saver:
 
     def _push(self, hub: HubBranch, written: Written, op: Operation) -> None:
         team, number = self._push_team, written.number
+        hub.get_ready()
+        at_exit.watch(self)  # before the session of the client is closed, which has just been imported
         files = () if written.step is None else tuple(written.step.file_of)
         if not team.first(lambda: self._queue.begin(number, files)):
             op.tell("skipped", step_folder(number), detail="a newer save is sent instead")
@@ -260,9 +285,11 @@ class Saver:
             self._push_owed(hub, op)
             self._push_one(hub, written, op)
         except OutOfTimeError as error:
-            _LOG.warning("step %d is on the disk, but not on the Hub: %s", number, error)
-            op.tell("warning", step_folder(number), detail=error.message)
+            _tell_unsent(op, number, error)
         except BaseException as error:
+            if self._is_over.is_set():  # nobody waits for it any more, and other ranks may be gone
+                _tell_unsent(op, number, error)
+                return
             if self._queue.stays(number):
                 self._owed.append(written)
             _tell_failure(op, number, error)
@@ -305,6 +332,16 @@ class Saver:
 
     def _broken_after(self, number: int) -> Collection[int]:
         return {other for other in self.broken if other > number}
+
+
+def _taken(errors: deque[Exception] | tuple[()]) -> Iterator[Exception]:
+    while errors:
+        yield errors.popleft()
+
+
+def _tell_unsent(op: Operation, number: int, error: BaseException) -> None:
+    _LOG.warning("step %d is on the disk, but not on the Hub: %s", number, error)
+    op.tell("warning", step_folder(number), detail=str(error))
 
 
 def _tell_failure(op: Operation, number: int, error: BaseException) -> None:

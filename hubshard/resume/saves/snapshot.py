@@ -58,6 +58,7 @@ class LiveState:
     def __init__(self, state: Any, *, is_first: bool) -> None:
         self._planner = SavePlanner()
         tree = tree_of(state)
+        _check_nested(tree, ())
         try:
             self._planner.set_up_planner(tree, None, is_first)
         except ValueError as error:  # two keys that are one when joined by dots
@@ -96,6 +97,23 @@ class LiveState:
         if problem is not None:
             raise FormatError(f"tensor {part.spec.name!r} {problem[0]}", hint=problem[1])
         return tensor.detach()
+
+
+def _check_nested(item: object, keys: tuple[object, ...]) -> None:
+    """Refuse nested tensors, which do not even have a shape.
+
+    Raises:
+        FormatError: names the path of one.
+    """
+    if isinstance(item, torch.Tensor) and item.is_nested:
+        where = ".".join(map(str, keys))
+        raise FormatError(f"tensor {where!r} is a nested tensor, not dense", hint="store its parts, from unbind()")
+    if isinstance(item, Mapping):
+        for key, value in item.items():
+            _check_nested(value, (*keys, key))
+    elif isinstance(item, list | tuple):
+        for number, value in enumerate(item):
+            _check_nested(value, (*keys, number))
 
 
 def _is_sharded(value: object) -> bool:

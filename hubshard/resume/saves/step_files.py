@@ -26,9 +26,13 @@ def open_files(
         store: the repo; None where the branch does not have the step.
         at: the revision of it.
         where: for people.
+
+    Raises:
+        FormatError: there is a link on the disk, or something else that is no plain file.
     """
-    disk = LocalStore(folder)
-    at_disk = disk.head("main") or Revision("main", "")  # a folder that is not there: nothing is read from it
+    disk, at_disk = LocalStore(folder), Revision("main", "")  # where nothing is read from it
+    if present:
+        at_disk = disk.head("main") or at_disk
     if store is None or at is None or len(present) == len(step.files):
         return StepFolder(disk, at_disk, "", str(folder), LOCAL)
     prefix = f"{step_folder(step.step)}/"
