@@ -20,6 +20,7 @@ from hubshard.resume.saves.hub_branch import HubBranch
 from hubshard.resume.saves.local_steps import LocalSteps
 from hubshard.resume.saves.snapshot import is_stateful, tree_of
 from hubshard.resume.saves.step_files import open_files
+from hubshard.resume.saves.taking import check_replicas
 from hubshard.resume.team import Team
 from hubshard.steps.places import BranchPlace, OpenStep
 from hubshard.steps.step import Step, step_folder
@@ -104,8 +105,13 @@ class Restorer:
         self._any_disk = False
 
     def restore(self, state: Any, step: int | None) -> Restored:
-        """Restore a step, or with None the newest that every rank can read."""
+        """Restore a step, or with None the newest that every rank can read.
+
+        Raises:
+            FormatError: the ranks hold different things under one name; or what `ResumeBranch.restore` raises.
+        """
         team = self._team
+        check_replicas(state, team, is_begun=False)
         candidates = self._candidates(step) if team.is_first else iter(())
         while (candidate := team.first(lambda: next(candidates, None))) is not None:
             reading = _Reading(state, candidate, self._local, self._hub, is_first=team.is_first)

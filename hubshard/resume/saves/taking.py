@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch.distributed.checkpoint.planner import SavePlan
@@ -12,7 +13,7 @@ from hubshard.resume.saves.snapshot import LiveState, Snapshot, SnapshotBuffer
 from hubshard.resume.state.replicas import check_replica
 from hubshard.resume.team import Team
 
-__all__ = ["SnapshotTaker"]
+__all__ = ["SnapshotTaker", "check_replicas"]
 
 
 class SnapshotTaker:
@@ -57,7 +58,7 @@ class SnapshotTaker:
             return None
         if changed or self._plan is None:
             self._plan = None
-            _check_replicas(state, self._team)
+            check_replicas(state, self._team)
             self._plan = self._planned(live[0])
             self._signature = live[0].signature
         return self._buffer.take(live[0], self._plan)
@@ -73,8 +74,13 @@ class SnapshotTaker:
         return RankPlan.of(plans[0], share)
 
 
-def _check_replicas(state: Any, team: Team) -> None:
+def check_replicas(state: Any, team: Team, *, is_begun: bool = True) -> None:
     """Refuse ranks that do not hold the same, where the state can tell.
+
+    Args:
+        state: of this rank.
+        team: all ranks.
+        is_begun: whether the values must be alike; before a restore the names alone.
 
     Raises:
         FormatError: names the first rank, and the tensor.
@@ -83,6 +89,8 @@ def _check_replicas(state: Any, team: Team) -> None:
     if replica is None or team.size == 1:
         return
     first = team.first(replica)
+    if not is_begun:
+        first = replace(first, samples={})
     team.each(lambda: check_replica(replica(), first))
 
 

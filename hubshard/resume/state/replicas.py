@@ -70,7 +70,8 @@ def check_replica(mine: Replica, first: Replica) -> None:
             raise FormatError(
                 f"{path}: it {what}",
                 hint="ranks with different layers (pipeline parallelism) or optimizers are not one TrainState: give "
-                "each stage a ResumeBranch of its own, with process_group=, branch= and local_dir=",
+                "each stage a ResumeBranch of its own, with process_group=, branch= and local_dir=, as the "
+                "documentation of TrainState shows",
             )
     unlike = [name for name, held in first.samples.items() if not _are_alike(mine.samples.get(name), held)]
     if len(unlike) > _MOST_UNLIKE * len(first.samples):

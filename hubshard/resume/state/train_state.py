@@ -43,9 +43,26 @@ class TrainState:
 
     What all ranks hold alike is stored once; where buffers, extras and what is no tensor differ from rank to rank, the
     first rank's are stored. Sharding with `fully_shard`, tensor parallelism by DTensor, DDP, `torch.compile` and
-    activation checkpointing are known. Ranks that hold different layers (pipeline parallelism), or shares of layers in
-    plain tensors, are refused by `ResumeBranch`: give each stage one of its own, with `process_group`, `branch` and
-    `local_dir`, and restore the newest step that all of them have.
+    activation checkpointing are known. Shares of layers in plain tensors are refused by `ResumeBranch`.
+
+    So are ranks that hold different layers (pipeline parallelism). Give each stage a `ResumeBranch` of its own, and go
+    on from the newest step that all stages have:
+
+        groups = [dist.new_group(ranks) for ranks in ranks_of_stages]  # on every rank
+        with ResumeBranch(
+            "org/run", branch=f"resume-{stage}", local_dir=f"checkpoints/{stage}", process_group=groups[stage],
+            every=500, keep_every=5000,
+        ) as resume:
+            saved = [None] * dist.get_world_size()
+            dist.all_gather_object(saved, resume.steps())
+            step = max(set.intersection(*map(set, saved)), default=None)
+            if step is not None:
+                resume.restore(state, step=step)
+                resume.rollback(step)
+
+    The stages do not know of each other. So save after a number of steps, not of seconds; where `should_stop` says so
+    on any rank (an `all_reduce` tells), save that step and stop on all; and give a `keep_every`, since of the steps
+    that wait for a slow Hub only the newest is sent, which may be another one on each stage, and those that stay.
 
     Args:
         model: the module, wrapped or not. Several in one: `torch.nn.ModuleDict`.
