@@ -5,7 +5,8 @@ directory looks. Then, in this order: what makes a loader take files for whole (
 pipeline's components), old and new, leaves the directory; small files and weights get their names; then the new
 indexes and single files, and the list. So a run killed in between leaves a directory that no loader takes for whole,
 and the next run fetches nothing of it again. Last go the weights of an older pull that the revision no longer has:
-those of the same stem and variant, in a folder that was pulled, that a pull had put there. Other files stay.
+those of the same stem and variant, in a folder that was pulled, that a pull had put there; and where the whole revision
+is pulled, in any folder, what earlier revisions of the repo had brought, if nobody has changed it. Other files stay.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class FolderLayout:
             if path.is_dir() and not path.is_symlink():
                 raise FormatError(f"{path} is a folder, and would be a file", hint="remove it, or pull elsewhere")
         self._stale, others = self._find_stale(selection, listing)
+        if selection.is_whole:
+            self._stale = [*self._stale, *self._find_dropped(listing, {*self._stale, *others})]
         for name in others:
             if is_entry_point(name):
                 raise FormatError(
@@ -125,13 +128,17 @@ class FolderLayout:
         """Swap the files."""
         moves = {entry.path for entry in selection.files if content[entry.path] != self.root / entry.path}
         placed = self._placed() | {entry.path for entry in selection.files}
+        earlier = self._earlier()
         if moves or self._stale:
             self._warn_of_edits(moves, at)
-            write_record(
-                self._record_path, Record(self._repo_id, Revision(at.branch, ""), (), placed), private=self.private
-            )
+            either = tuple(dict.fromkeys((*earlier, *selection.files)))  # until all are in their places
+            record = Record(self._repo_id, Revision(at.branch, ""), (), placed, either)
+            write_record(self._record_path, record, private=self.private)
             self._swap(selection, moves, dict(content))
-        record = Record(self._repo_id, at, tuple(listing), placed - {*self._stale})
+        placed -= {*self._stale}
+        paths = {entry.path for entry in listing}
+        left = tuple(entry for entry in earlier if entry.path in placed and entry.path not in paths)
+        record = Record(self._repo_id, at, tuple(listing), placed, left)
         write_record(self._record_path, record, private=self.private)
         for aside in ("parts", "kept"):
             shutil.rmtree(self.private / aside, ignore_errors=True)
@@ -150,7 +157,8 @@ class FolderLayout:
             )
         for path in self._stale:
             (self.root / path).unlink(missing_ok=True)
-        sync_folder(*sorted({(self.root / entry.path).parent for entry in selection.files}))
+        changed = (*(entry.path for entry in selection.files), *self._stale)
+        sync_folder(*sorted({(self.root / path).parent for path in changed}))
 
     def _hide(self, selection: Selection, moves: Collection[str], content: dict[str, Path]) -> Collection[str]:
         """Take indexes and single files out of the directory; paths of those that are right, and come back."""
@@ -166,7 +174,8 @@ class FolderLayout:
                 path.unlink(missing_ok=True)
         for name in filter(is_entry_point, self._stale):
             (self.root / name).unlink(missing_ok=True)
-        sync_folder(*sorted({self.root, *((self.root / name).parent for name in hidden)}), self._kept_folder)
+        changed = {*hidden, *filter(is_entry_point, self._stale)}
+        sync_folder(*sorted({self.root, *((self.root / name).parent for name in changed)}), self._kept_folder)
         return hidden
 
     def _place(self, source: Path, path: Path, *, may_move: bool) -> None:
@@ -190,6 +199,26 @@ class FolderLayout:
                 (ours if path in placed or self._is_of_huggingface_hub(path) else others).append(path)
         return ours, others
 
+    def _find_dropped(self, listing: Sequence[Entry], known: Collection[str]) -> Sequence[str]:
+        """What a loader would take for a model of an earlier revision, as that had brought it."""
+        paths = {*known, *(entry.path for entry in listing)}
+        versions: dict[str, list[Entry]] = {}
+        for entry in self._earlier():
+            if entry.path not in paths and (holds_weights(entry.path) or is_entry_point(entry.path)):
+                versions.setdefault(entry.path, []).append(entry)
+        found: list[str] = []
+        for path, entries in sorted(versions.items()):
+            if any(matches(self.root / path, entry) for entry in entries) and self._is_inside(path):
+                found.append(path)
+            elif (self.root / path).exists():
+                what = "an earlier revision brought it, and it is another now: left as it is"
+                self._on_event(Event("pull", "warning", path, 0, what))
+        return found
+
+    def _is_inside(self, path: str) -> bool:
+        # through a link it would be a file of another directory
+        return Path(os.path.realpath(self.root / path)) == Path(os.path.realpath(self.root)) / path
+
     def _kinds(self, taken: Collection[str]) -> Mapping[PurePosixPath, Collection[_Kind]]:
         """The weights that may be stale, of each folder that gets some: of the stems and variants that it gets."""
         kinds: dict[PurePosixPath, set[_Kind]] = {}
@@ -210,8 +239,7 @@ class FolderLayout:
     def _is_of_huggingface_hub(self, path: str) -> bool:
         # it notes what it has downloaded into a directory
         note = PurePosixPath(*_RESERVED, "download", f"{path}.metadata")
-        real = Path(os.path.realpath(self.root / note))  # through a link it would be the note of another directory
-        return real.is_file() and real == Path(os.path.realpath(self.root)) / note
+        return (self.root / note).is_file() and self._is_inside(note.as_posix())
 
     def _warn_of_edits(self, moves: Collection[str], at: Revision) -> None:
         record = read_record(self._record_path)
@@ -223,6 +251,13 @@ class FolderLayout:
     def _placed(self) -> frozenset[str]:
         record = read_record(self._record_path)
         return record.placed if record is not None else frozenset()
+
+    def _earlier(self) -> Sequence[Entry]:
+        """What pulls of this repo have put there, as the record tells: before a swap is over, in two versions."""
+        record = read_record(self._record_path)
+        if record is None or record.repo_id != self._repo_id:
+            return ()
+        return [entry for entry in (*record.earlier, *record.listing) if entry.path in record.placed]
 
     @property
     def _record_path(self) -> Path:

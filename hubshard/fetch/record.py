@@ -25,12 +25,14 @@ class Record:
         at: the revision; its commit is "" while a pull is showing its files.
         listing: all files of the revision, also those that were not taken.
         placed: paths that pulls have put there.
+        earlier: what pulls of other revisions of the repo have put there, and what the listing does not tell of.
     """
 
     repo_id: str
     at: Revision
     listing: tuple[Entry, ...]
     placed: frozenset[str]
+    earlier: tuple[Entry, ...] = ()
 
 
 def write_record(path: Path, record: Record, *, private: Path) -> None:
@@ -42,6 +44,7 @@ def write_record(path: Path, record: Record, *, private: Path) -> None:
         "commit": record.at.commit,
         "listing": [asdict(entry) for entry in record.listing],
         "placed": sorted(record.placed),
+        "earlier": [asdict(entry) for entry in record.earlier],
     }
     write_atomically(path, json.dumps(table).encode(), private=private)
 
@@ -57,6 +60,7 @@ def read_record(path: Path) -> Record | None:
             Revision(table["revision"], table["commit"]),
             tuple(Entry(**entry) for entry in table["listing"]),
             frozenset(table["placed"]),
+            tuple(Entry(**entry) for entry in table.get("earlier", ())),
         )
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None

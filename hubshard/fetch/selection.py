@@ -50,10 +50,12 @@ class Selection:
         files: in the order in which they are to be shown: small files, weights, what makes a loader take the weights of
             a folder for whole (an index, a single file), and last what makes it take all folders for a pipeline.
         left_out: weight files of the revision that are not taken.
+        is_whole: whether it is the usual choice, and not what patterns select.
     """
 
     files: tuple[Entry, ...]
     left_out: tuple[Entry, ...]
+    is_whole: bool
 
     @property
     def nbytes(self) -> int:
@@ -107,7 +109,7 @@ def select(
     check_case((entry.path for entry in chosen), path=where)
     taken = {entry.path for entry in chosen}
     left_out = tuple(entry for entry in listing if holds_weights(entry.path) and entry.path not in taken)
-    return Selection(tuple(sorted(chosen, key=_order)), left_out)
+    return Selection(tuple(sorted(chosen, key=_order)), left_out, not (include or exclude))
 
 
 def _nothing(listing: Sequence[Entry], where: str, *, has_patterns: bool) -> NotFoundError:

@@ -11,6 +11,7 @@ from hubshard.errors import FormatError
 from hubshard.events import Event, ignore
 from hubshard.fetch.folder import FolderLayout
 from hubshard.fetch.pulling import pull_from
+from hubshard.fetch.selection import holds_weights, is_entry_point
 
 STEM = "diffusion_pytorch_model"
 
@@ -80,6 +81,84 @@ def test_a_component_that_lost_its_variant_keeps_none_of_it(memory: ModuleType, 
     hub.put(both)
     shown = pull_from(hub, into(tmp_path, "fp16"), memory.request(variant="fp16"))
     assert set(memory.held(shown)) == set(both) - {f"unet/{STEM}.safetensors"}
+
+
+PLAIN = {"config.json": b"{}", "model.safetensors": b"plain"}
+EXTRA = {
+    "extra/config.json": b"{}",
+    f"extra/{STEM}-00001-of-00001.safetensors": b"extra",
+    f"extra/{STEM}.safetensors.index.json": b'{"metadata": {}, "weight_map": {"a": "%b-00001-of-00001.safetensors"}}'
+    % STEM.encode(),
+}
+
+
+def weights(folder: Path) -> set[str]:
+    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    names = [path.as_posix() for path in files if ".cache" not in path.parts]
+    return {name for name in names if is_entry_point(name) or holds_weights(name)}
+
+
+def test_weights_of_folders_that_hold_none_any_more_go(memory: ModuleType, tmp_path: Path) -> None:
+    hub = memory.MemoryHub()
+    pipeline = memory.pipeline(1, unet="single")
+    for files in (PLAIN, pipeline | EXTRA, pipeline, PLAIN, pipeline | EXTRA, PLAIN):
+        hub.put(files)
+        pull_from(hub, into(tmp_path), memory.request())
+        assert weights(tmp_path) == {path for path in files if is_entry_point(path) or holds_weights(path)}
+        assert memory.held(tmp_path).items() >= files.items()
+
+
+def test_weights_of_other_folders_that_the_user_has_put_or_changed_stay(memory: ModuleType, tmp_path: Path) -> None:
+    hub = memory.MemoryHub()
+    pipeline = memory.pipeline(1, unet="single")
+    hub.put(pipeline | EXTRA | {"more/model.safetensors": b"more"})
+    pull_from(hub, into(tmp_path), memory.request())
+    mine = {"extra/mine.safetensors": b"mine", "more/model.safetensors": b"mine", "own/model.safetensors": b"mine"}
+    (tmp_path / "own").mkdir()
+    for path, content in mine.items():
+        (tmp_path / path).write_bytes(content)
+    hub.put(pipeline)
+    events: list[Event] = []
+    layout = FolderLayout(tmp_path, "org/model", variant=None, on_event=events.append)
+    pull_from(hub, layout, memory.request())
+    assert memory.held(tmp_path) == pipeline | mine | {"extra/config.json": b"{}"}
+    assert [event.path for event in events if event.kind == "warning"] == ["more/model.safetensors"]
+
+
+@pytest.mark.parametrize("part", [{"include": ["unet/*"]}, {"exclude": ["vae/*"]}])
+def test_a_pull_of_a_part_leaves_other_folders_alone_and_the_next_whole_one_does_not(
+    memory: ModuleType, tmp_path: Path, part: dict[str, list[str]]
+) -> None:
+    hub = memory.MemoryHub()
+    pipeline = memory.pipeline(1, unet="single")
+    hub.put(pipeline | EXTRA)
+    pull_from(hub, into(tmp_path), memory.request())
+    hub.put(pipeline)
+    pull_from(hub, into(tmp_path), memory.request(**part))
+    assert memory.held(tmp_path) == pipeline | EXTRA
+    pull_from(hub, into(tmp_path), memory.request())
+    assert memory.held(tmp_path) == pipeline | {"extra/config.json": b"{}"}
+
+
+def test_weights_of_another_repo_in_other_folders_stay(memory: ModuleType, tmp_path: Path) -> None:
+    hub, other = memory.MemoryHub(), memory.MemoryHub()
+    hub.put(memory.pipeline(1, unet="single") | EXTRA)
+    pull_from(hub, into(tmp_path), memory.request())
+    other.put(PLAIN)
+    pull_from(other, FolderLayout(tmp_path, "org/other", variant=None, on_event=ignore), memory.request())
+    assert memory.held(tmp_path) == memory.pipeline(1, unet="single") | EXTRA | PLAIN
+
+
+def test_weights_behind_a_link_are_not_deleted(memory: ModuleType, tmp_path: Path) -> None:
+    hub, directory, outside = memory.MemoryHub(), tmp_path / "model", tmp_path / "outside"
+    pipeline = memory.pipeline(1, unet="single")
+    hub.put(pipeline | EXTRA)
+    pull_from(hub, into(directory), memory.request())
+    (directory / "extra").rename(outside)
+    (directory / "extra").symlink_to(outside)
+    hub.put(pipeline)
+    pull_from(hub, into(directory), memory.request())
+    assert {f"extra/{path}": content for path, content in memory.held(outside).items()} == EXTRA
 
 
 def test_pickles_that_a_component_would_need_are_told_of(memory: ModuleType, tmp_path: Path) -> None:
