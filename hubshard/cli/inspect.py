@@ -32,7 +32,7 @@ def inspect(
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Show shards, dtypes and tensors. Reads the index and the header of each shard, no tensor; of all folders."""
+    """Show shards, dtypes and tensors. Reads indexes and headers, no tensor; of a pipeline, those of every folder."""
     from hubshard.cli.progress import reporting
     from hubshard.lazy import open_checkpoint
     from hubshard.lazy.opening import open_checkpoints

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -130,7 +131,7 @@ def promote(
             token=token,
             on_event=on_event,
         )
-    with showing("the dry run has ended" if dry_run else f"{promoted.pr_url or promoted.url} is published"):
+    with nullcontext() if dry_run else showing(f"{promoted.pr_url or promoted.url} is published"):
         if as_json:
             echo_json(_record(promoted) | totals_record(totals[0]))
         elif dry_run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -141,7 +142,7 @@ def publish(
             token=token,
             on_event=on_event,
         )
-    with showing("the dry run has ended" if dry_run else f"{published.pr_url or published.url} is published"):
+    with nullcontext() if dry_run else showing(f"{published.pr_url or published.url} is published"):
         if as_json:
             echo_json(published_record(published) | totals_record(totals[0]))
         elif dry_run:

@@ -71,7 +71,8 @@ def check_own_folder(root: Path, private: Path, *, folders: Sequence[str], files
                 hint="a pull needs a folder of its own in each directory: remove the link, or pull elsewhere",
             )
         is_file = path.name in files and path.parent == private
-        if path.is_dir() if is_file else path.exists() and not path.is_dir():
+        is_right = path.is_file() if is_file else path.is_dir()
+        if path.exists() and not is_right:
             raise FormatError(
                 f"{path} should be a {'file' if is_file else 'folder'}, and is none",
                 hint="a pull keeps its own things there: move it away, or pull elsewhere",

@@ -159,7 +159,7 @@ def _select(listing: Sequence[Entry], request: Request, read_index: ReadIndex) -
         return selection
     pickled = only_pickled(listing, selection.files)
     if pickled:
-        what = f"{listed(pickled, most=_SHOWN)}: not fetched, though their folders have no other weights"
+        what = f"{listed(pickled, most=_SHOWN)}: not fetched, and no other weights of their folders are"
         request.tell("warning", detail=f"{what}: they are pickles, which may run code; name them in include")
     others = [entry.path for entry in selection.left_out if entry.path not in pickled]
     if others:

@@ -193,7 +193,7 @@ def _without_network(
 
 
 def _snapshot_instead(error: StoreError, source: str | os.PathLike[str], revision: str | None, op: Operation) -> Path:
-    """The folder of the cache that was fetched, likewise."""
+    """The snapshot in the Hugging Face cache, where the Hub cannot be reached."""
     from hubshard.store.hub_cache import cached_snapshot  # noqa: PLC0415  # the client is slow to import
 
     target = parse_target(source if isinstance(source, str) else Path(source))

@@ -79,11 +79,14 @@ class Watch:
         """Whether the other process, or its lifeline, is gone; False where that is not known."""
         if self._connection is None:
             return self._has_ended
-        with contextlib.suppress(BlockingIOError):
-            with contextlib.suppress(ConnectionError):
-                if self._connection.recv(1):
-                    return False
-            self._connection.close()  # by the other end, or by what is between that forgets idle ones
+        try:
+            is_open = bool(self._connection.recv(1))
+        except BlockingIOError:
+            is_open = True
+        except ConnectionError:
+            is_open = False
+        if not is_open:  # closed by the other end, or by what is between that forgets idle ones
+            self._connection.close()
             self._connection = _connection(self._address)
             self._has_ended = self._connection is None
         return self._has_ended

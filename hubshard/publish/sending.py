@@ -101,6 +101,7 @@ class Sender:
     def _read(
         self, file: OutFile, read: Callable[[], Iterable[Buffer]], turn: Turn, reading: _Reading
     ) -> Iterable[Buffer]:
+        # the last byte is held back, so that no file is complete before its turn
         early_bytes = min(_EARLY_BYTES, max(file.nbytes - 1, _BLOCK_BYTES))
         done = 0
         reading.begin()

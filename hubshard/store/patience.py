@@ -95,7 +95,8 @@ class Patience:
         """Try, and try again after errors that may pass.
 
         A server that takes no connection is waited for as long as that only where it is known to be one: otherwise
-        there are 3 more tries in 3.5 s, and none after 30 s. One that says when to come back is obeyed, up to an hour.
+        there are 3 more tries in 3.5 s, and none after 30 s. One that says when to come back is
+        obeyed, unless it asks for more than an hour.
 
         Args:
             attempt: raises an error of ours where it fails.

@@ -84,7 +84,6 @@ def test_a_result_that_cannot_be_written_is_told_as_done(hub: Hub, model: Path, 
     url = f"{hub.url}/{REPO}/tree/"
     verbs: list[tuple[list[str | Path], str]] = [
         (["publish", model, REPO, "--json"], url),
-        (["publish", model, REPO, "-q", "--dry-run"], "the dry run has ended"),
         (["pull", REPO, "--local-dir", tmp_path / "copy", "--json"], f"{REPO} is in {tmp_path / 'copy'}"),
         (["rollback", REPO, "--to", "main", "--json"], url),
     ]
