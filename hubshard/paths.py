@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from hubshard.errors import FormatError
 from hubshard.messages import brief
 
-__all__ = ["check_case", "check_plain_path", "check_store_path"]
+__all__ = ["case_key", "check_case", "check_plain_path", "check_store_path"]
 
 _MAX_PART_BYTES = 255  # of a file name on all common file systems
 _RESERVED_ON_WINDOWS = re.compile(
@@ -50,6 +50,11 @@ def _is_plain_part(part: str) -> bool:
     return not _RESERVED_ON_WINDOWS.match(part)
 
 
+def case_key(file: str) -> str:
+    """What two names have in common that some file system would hold to be one."""
+    return (file if file.isascii() else unicodedata.normalize("NFC", file)).casefold()
+
+
 def check_case(files: Iterable[str], *, path: str) -> None:
     """Refuse file names that some file system would hold to be one: without regard to case, or to Unicode's forms.
 
@@ -58,8 +63,7 @@ def check_case(files: Iterable[str], *, path: str) -> None:
     """
     seen: dict[str, str] = {}
     for file in sorted(files):
-        key = file if file.isascii() else unicodedata.normalize("NFC", file)
-        other = seen.setdefault(key.casefold(), file)
+        other = seen.setdefault(case_key(file), file)
         if other != file:
             raise FormatError(
                 f"{path}: {other!r} and {file!r} are one file on a disk without regard to case",

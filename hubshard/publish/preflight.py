@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError
 from hubshard.messages import listed
+from hubshard.names import is_training_folder, parse_weight_name
+from hubshard.paths import case_key
 from hubshard.protocols import Entry, Revision
 from hubshard.publish.destination import Destination
 from hubshard.publish.outgoing import Outgoing
+from hubshard.sources.model_config import config_of
+from hubshard.sources.model_index import MODEL_INDEX
 from hubshard.store.content import sample_of
 from hubshard.store.hub import HubStore
 
@@ -18,9 +22,11 @@ __all__ = [
     "PULL_REQUEST",
     "base_of",
     "card_warnings",
+    "check_case_in_repo",
     "check_ignored",
     "check_one_meaning",
     "check_tag",
+    "note_on_others",
     "tell_of_new_repo",
 ]
 
@@ -159,6 +165,71 @@ def check_ignored(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]
         raise FormatError(
             f"{_IGNORE} of {to.store.repo_id} refuses {listed(refused)}", hint="rename them, or change it there"
         )
+
+
+def check_case_in_repo(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]) -> None:
+    """Refuse files whose names differ from those of files that stay in the repo only by case, or by Unicode's forms.
+
+    Args:
+        to: where they go.
+        outgoing: all that is to be published.
+        tree: what is there now.
+
+    Raises:
+        FormatError: there are some: on a disk without regard to case they would be one file, and no pull takes both.
+    """
+    ours = {case_key(file.path): file.path for file in outgoing.all_files}
+    for path in sorted(tree):
+        mine = ours.get(case_key(path), path)
+        if mine != path and not outgoing.replaces(path):
+            raise FormatError(
+                f"{mine!r}, and {path!r} in {to.store.repo_id}, are one file on a disk without regard to case",
+                hint="delete or rename the one in the repo, or rename the one to publish",
+            )
+
+
+def note_on_others(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]) -> str | None:
+    """Of folders of the repo that keep weights of which a publish knows nothing: of an earlier model, it may be.
+
+    Folders of training checkpoints, and of components that the published pipeline names, are as they should be. Of a
+    variant nothing is said: all others stay beside it.
+
+    Args:
+        to: where it goes.
+        outgoing: all that is to be published.
+        tree: what is there now.
+    """
+    if any(plan.variant for plan in outgoing.plans):
+        return None
+    known = {folder for folder, _ in _weights_by_folder(file.path for file in outgoing.all_files)}
+    known |= _components_of(outgoing)
+    kept: dict[str, list[str]] = {}
+    for folder, path in _weights_by_folder(sorted(tree)):
+        if folder not in known and not any(map(is_training_folder, folder.split("/"))):
+            kept.setdefault(folder, []).append(path)
+    if not kept:
+        return None
+    there = listed([folder or "the root" for folder in kept])
+    patterns = [f"'{folder}/*'" for folder in kept if folder] + kept.get("", [])
+    return (
+        f"{to.store.repo_id} keeps weights that this publish leaves alone in {there}: if they are of an earlier model, "
+        f"delete them with `hf repos delete-files {to.store.repo_id} {' '.join(patterns)}`, or HfApi.delete_files"
+    )
+
+
+def _weights_by_folder(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        if parse_weight_name(name) is not None:
+            yield folder, path
+
+
+def _components_of(outgoing: Outgoing) -> set[str]:
+    for file in outgoing.files:
+        if file.path == MODEL_INDEX:
+            table = config_of(b"".join(map(bytes, file.data())), path=MODEL_INDEX)
+            return {name for name, value in table.items() if isinstance(value, list) and any(value)}
+    return set()
 
 
 def tell_of_new_repo(error: HubshardError, store: HubStore) -> None:

@@ -13,7 +13,7 @@ from hubshard.messages import counted
 from hubshard.protocols import Entry, Staged
 from hubshard.publish.destination import Destination
 from hubshard.publish.outgoing import OutFile, Outgoing
-from hubshard.publish.preflight import check_ignored
+from hubshard.publish.preflight import check_case_in_repo, check_ignored, note_on_others
 from hubshard.publish.scratch import FILES_AT_ONCE, Scratch
 from hubshard.publish.sending import LARGE_FILE_BYTES, Sender
 from hubshard.publish.staging import StagingBranch, staging_branch
@@ -93,7 +93,11 @@ class Upload:
             batch_bytes: as in `stage`.
         """
         tree = self.to.tree()
+        check_case_in_repo(self.to, self._outgoing, tree)
         check_ignored(self.to, self._outgoing, tree)
+        note = note_on_others(self.to, self._outgoing, tree)
+        if note is not None:
+            self._op.tell("warning", detail=note)
         found: Mapping[str, Entry] = {}
         if batch_bytes is not None:
             self._staging = StagingBranch(
@@ -149,7 +153,7 @@ class Upload:
         return max(min(nbytes, _STREAM_BYTES) + 1, self._least_bytes)
 
     def close(self) -> None:
-        """Drop the staging branch: its work is done. A Hub that refuses that is told of: the publish is shown."""
+        """Drop the staging branch: its work is done. If the Hub refuses, a warning says so: the publish is done."""
         if self._staging is None:
             return
         try:

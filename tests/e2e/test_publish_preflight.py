@@ -136,6 +136,53 @@ def test_all_files_that_a_repo_ignores_are_named_before_anything_is_sent(lab: La
     assert lab.received() == before
 
 
+def test_a_name_that_only_the_case_tells_from_one_in_the_repo_is_refused_before_anything_is_sent(
+    lab: Lab, folder: Path
+) -> None:
+    there = "SUB/Vocab.json"
+    lab.push(folder)
+    lab.api.upload_file(path_or_fileobj=b"{}", path_in_repo=there, repo_id=lab.repo)
+    lab.push(folder)
+    before = lab.received()
+    (folder / "sub").mkdir()
+    (folder / "sub" / "vocab.json").write_text("[]")
+    with pytest.raises(FormatError, match=f"'sub/vocab.json', and '{there}' in {lab.repo}, are one file") as told:
+        lab.push(folder)
+    assert told.value.hint == "delete or rename the one in the repo, or rename the one to publish"
+    assert lab.received() == before
+    lab.api.delete_file(there, lab.repo)
+    assert lab.push(folder).changed
+
+
+def warnings_of(lab: Lab, source: Any, **options: Any) -> list[str]:
+    events: list[Event] = []
+    lab.push(source, on_event=events.append, **options)
+    return [event.detail for event in events if event.kind == "warning" and not event.path]
+
+
+def test_weights_of_another_model_that_stay_in_the_repo_are_told_of_once(lab: Lab, tmp_path: Path) -> None:
+    plain, pipeline = tmp_path / "plain", tmp_path / "pipeline"
+    for place in (plain, pipeline / "unet", pipeline / "vae"):
+        place.mkdir(parents=True)
+        save_file(weights(), place / "model.safetensors")
+        (place / "config.json").write_text("{}")
+    (pipeline / "model_index.json").write_text('{"unet": ["diffusers", "A"], "vae": ["diffusers", "B"], "x": 1}')
+    assert warnings_of(lab, plain) == []
+    lab.api.upload_file(path_or_fileobj=b"x", path_in_repo="checkpoint-5/model.safetensors", repo_id=lab.repo)
+    assert warnings_of(lab, plain) == []
+    told = f"{lab.repo} keeps weights that this publish leaves alone in"
+    [root] = warnings_of(lab, pipeline)
+    assert root.startswith(f"{told} the root: ")
+    assert f"`hf repos delete-files {lab.repo} model.safetensors`" in root
+    assert not warnings_of(lab, pipeline, exclude=["*.md"], variant="fp16")
+    lab.api.delete_file("model.safetensors", lab.repo)
+    assert warnings_of(lab, pipeline) == []
+    assert warnings_of(lab, pipeline, exclude=["vae/*"]) == [], "it names the component that is in the repo already"
+    [folders] = warnings_of(lab, plain)
+    assert folders.startswith(f"{told} unet, vae: ")
+    assert f"`hf repos delete-files {lab.repo} 'unet/*' 'vae/*'`" in folders
+
+
 def test_a_repo_that_was_made_for_a_publish_that_fails_is_said_to_be_there_and_empty(lab: Lab) -> None:
     with proxied(lab.hub.port) as proxy:
         proxy.always(r"POST /api/models/.*/preupload/", say(400, "not today"))
