@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -190,7 +191,7 @@ def test_entry_points_are_what_makes_a_loader_begin(path: str, expected: bool) -
     ],
 )
 def test_where_there_is_nothing_to_take_it_is_said_why(
-    paths: list[str], patterns: dict[str, list[str]], told: str, hint: str
+    paths: list[str], patterns: dict[str, Any], told: str, hint: str
 ) -> None:
     with pytest.raises(NotFoundError) as caught:
         chosen(paths, **patterns)
