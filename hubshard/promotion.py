@@ -90,7 +90,8 @@ def promote(
     training machine, no scratch files, whatever ranks had saved it. All else is as in `push_to_hub`: a run that was
     killed goes on from its finished shards, the same bytes again are no commit, stale weight files go.
 
-    Configs and tokenizers that the repo has stay as they are, except that a config tells of a new `dtype`.
+    Configs and tokenizers that the repo has stay as they are, except that a config tells of a new `dtype`,
+    unless a variant is named.
 
     Args:
         repo_id: "org/name", the repo that is to show the model; made if it does not exist.
@@ -245,12 +246,12 @@ def _joined(outgoing: Outgoing, companion: Opened) -> Outgoing:
 
 def _outgoing(source: StepSource, layout: Layout, outgoing: Outgoing, target: _Target) -> Outgoing:
     files = {file.path: file for file in (*_saved_files(source), *outgoing.files)}
-    if layout.dtype is not None:
+    if layout.config_dtype is not None:
         config = files.get(_CONFIG)
         raw = target.read(_CONFIG) if config is None or config.default else None
         if raw is None and config is not None:
             raw = b"".join(map(bytes, config.data()))
-        changed = None if raw is None else config_with_dtype(raw, CASTABLE[layout.dtype])
+        changed = None if raw is None else config_with_dtype(raw, CASTABLE[layout.config_dtype])
         if changed is not None and changed is not raw:
             files[_CONFIG] = OutFile.of(_CONFIG, changed)
     notes = (*outgoing.notes, *_notes(source, files.keys() | target.sizes.keys()))

@@ -41,7 +41,11 @@ class Staging(str, Enum):
 Branch = Annotated[str, typer.Option(metavar="BRANCH", help="Branch to publish to.")]
 MaxShardSize = Annotated[str, typer.Option(metavar="SIZE", help="Bound per shard, header included: 5GB, 512MiB.")]
 Dtype = Annotated[
-    str | None, typer.Option(metavar="DTYPE", help="Cast floating tensors, e.g. to bfloat16; needs torch.")
+    str | None,
+    typer.Option(
+        metavar="DTYPE",
+        help="Cast floating tensors, e.g. to bfloat16; needs torch. With a --variant, config.json keeps its dtype.",
+    ),
 ]
 Tag = Annotated[str | None, typer.Option(metavar="NAME", help="Tag the new commit.")]
 MoveTag = Annotated[bool, typer.Option("--move-tag", help="The tag may exist already and is moved.")]

@@ -235,8 +235,8 @@ def _with_configs(checkpoints: Iterable[_Checkpoint], files: list[OutFile], layo
         path = files[number].path
         raw = b"".join(files[number].data())
         totals[checkpoint.folder] = logical_parameters(checkpoint.source.specs(), config_of(raw, path=path))
-        if layout.dtype:
-            files[number] = OutFile.of(path, config_with_dtype(raw, CASTABLE[layout.dtype], path=path))
+        if layout.config_dtype:
+            files[number] = OutFile.of(path, config_with_dtype(raw, CASTABLE[layout.config_dtype], path=path))
     return totals
 
 

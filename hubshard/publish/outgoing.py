@@ -101,6 +101,11 @@ class Layout:
     variant: str | None = None
     dtype: str | None = None
 
+    @property
+    def config_dtype(self) -> str | None:
+        """What the configs are to tell of, or None to keep it: they are those of the other variants too."""
+        return self.dtype if self.variant is None else None
+
 
 @dataclass(frozen=True)
 class Component:
@@ -163,7 +168,7 @@ def from_memory(
         parts = replace(beside, stem=stem)
         components = [Component.of(parts, layout, tensors=_source(source, layout.dtype))]
     else:
-        parts = parts_of(source, *companions, dtype=layout.dtype, whole=whole)
+        parts = parts_of(source, *companions, dtype=layout.config_dtype, whole=whole)
         every = {"": parts} | dict(parts.folders)
         holding = {folder: each for folder, each in every.items() if each.state_dict} or {"": parts}
         components = [Component.of(each, layout, folder=folder) for folder, each in sorted(holding.items())]

@@ -74,7 +74,8 @@ def push_to_hub(
         max_shard_size: bound per shard, header included: bytes, or as in "5GB", "512MiB".
         variant: as in `model.fp16.safetensors`; other variants in the repo are left alone. Of a directory or repo, its
             weights of that variant are read, or else the plain ones, in each folder.
-        dtype: cast floating tensors to it, such as "bfloat16"; needs torch.
+        dtype: cast floating tensors to it, such as "bfloat16"; needs torch. Configs of transformers tell of it,
+            unless a variant is named: the other variants share the configs, which so keep their dtype.
         tag: made on the new commit; no branch may have that name.
         move_tag: whether an existing tag may be moved.
         private: visibility of a repo that is made; refused where an existing one differs.

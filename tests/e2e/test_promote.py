@@ -197,6 +197,16 @@ def test_a_cast_is_told_by_the_config(repo: Repo, tmp_path: Path) -> None:
     assert not run(repo, local_dir=tmp_path, dtype="bfloat16").changed
 
 
+def test_a_cast_of_a_variant_leaves_the_config_that_all_variants_share(repo: Repo, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    save_step(tmp_path, model())
+    run(repo, local_dir=tmp_path)
+    before = repo.files()
+    done = run(repo, local_dir=tmp_path, variant="fp16", dtype="float16")
+    assert {spec.dtype for spec in done.plans[0].shards[0].specs} == {"F16"}
+    assert repo.files()["config.json"] == before["config.json"]
+
+
 def test_files_that_the_step_brings_are_for_a_repo_that_lacks_them(repo: Repo, tmp_path: Path) -> None:
     files = {"config.json": '{"dtype": "float32"}', "generation_config.json": b"{}"}
     save_step(tmp_path / "steps", model(), metadata={"files": files})

@@ -176,7 +176,10 @@ def test_a_variant_of_a_pipeline_is_read_where_there_is_one_and_leaves_the_plain
     made = diffusers.DiffusionPipeline.from_pretrained(repo + "-made", variant="fp16", torch_dtype=torch.float16)
     assert equal(halves.to(dtype=torch.float16), made)
     config = json.loads(Path(api.hf_hub_download(repo + "-made", "text_encoder/config.json")).read_text())
-    assert config["dtype"] == "float16"
+    assert config["dtype"] == "float32"  # that of the variants which may come beside it
+    hubshard.push_to_hub(pipeline, repo + "-made", variant="bf16", dtype="bfloat16")
+    config = json.loads(Path(api.hf_hub_download(repo + "-made", "text_encoder/config.json")).read_text())
+    assert config["dtype"] == "float32"
     """
     run(module_hub, code, tmp_path)
 
