@@ -65,7 +65,7 @@ def get(url: str, headers: dict[str, str], timeout: httpx.Timeout) -> Iterator[G
     """
     session = get_session()
     if not _is_plain(session, httpx.URL(url)):
-        with session.stream("GET", url, headers=headers, timeout=timeout, follow_redirects=False) as response:
+        with _stream(session, url, headers, timeout) as response:
             yield _ClientAnswer(response)
         return
     request = session.build_request("GET", url, headers=headers)
@@ -79,6 +79,19 @@ def get(url: str, headers: dict[str, str], timeout: httpx.Timeout) -> Iterator[G
         with _errors(request):  # not those of whoever takes the answer
             answer = stack.enter_context(_connections.get(origin, target, request.headers.raw, **seconds))
         yield _PlainAnswer(answer, request)
+
+
+@contextmanager
+def _stream(
+    session: httpx.Client, url: str, headers: dict[str, str], timeout: httpx.Timeout
+) -> Iterator[httpx.Response]:
+    with ExitStack() as stack:
+        answer = session.stream("GET", url, headers=headers, timeout=timeout, follow_redirects=False)
+        try:
+            response = stack.enter_context(answer)
+        except httpx.InvalidURL as error:  # some releases look at where a redirect leads, though they do not follow
+            raise httpx.RemoteProtocolError("the server redirects to what is no address") from error
+        yield response
 
 
 class _ClientAnswer:
