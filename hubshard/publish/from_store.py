@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from functools import partial
+from pathlib import Path
 
-from hubshard.errors import FormatError, UnsafeFormatError
+from hubshard.errors import FormatError, HubshardError, NotFoundError, UnsafeFormatError
 from hubshard.messages import listed
 from hubshard.names import (
     MODEL,
@@ -28,10 +30,12 @@ from hubshard.sizes import READ_BYTES
 from hubshard.sources.cast import CastSource
 from hubshard.sources.dtypes import CASTABLE
 from hubshard.sources.model_config import config_of, config_with_dtype, stem_for
-from hubshard.sources.model_index import MODEL_INDEX
+from hubshard.sources.model_index import MODEL_INDEX, component_names, models_among, without_folder
 from hubshard.sources.packed import logical_parameters
 from hubshard.sources.safetensors import SafetensorsSource
+from hubshard.sources.stems import stem_by_config
 from hubshard.sources.weight_files import checkpoint_folders
+from hubshard.store.local import LocalStore
 from hubshard.store.opening import Opened
 
 __all__ = ["beside_weights", "from_store"]
@@ -47,10 +51,11 @@ _MAX_POINTER_BYTES = 1024
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    # one that was found in a folder, and the stem that its files are to have
+    # one that was found in a folder, the stem that its files are to have, and whether it is of the variant asked for
     folder: str
     source: SafetensorsSource
     stem: str
+    is_variant: bool
 
     def path_of(self, name: str) -> str:
         return f"{self.folder}/{name}" if self.folder else name
@@ -83,17 +88,24 @@ def from_store(
 
     Raises:
         FormatError: a checkpoint that does not hold together, or a file name that cannot be published.
+        NotFoundError: nothing to publish, or a pipeline lacks a component that its `model_index.json` names.
     """
+    place = opened.store.root if isinstance(opened.store, LocalStore) else None
     opened = replace(opened, store=ListedReader(opened.store))
     entries = opened.store.list(opened.at)
     paths = [entry.path for entry in entries]
-    folders = [""] if opened.path is not None else _folders(paths, exclude)
+    folders = [""]
+    if opened.path is None:
+        folders = list(_folders(paths, exclude))
+        with opened.named():
+            _refuse_folders_alone(folders, paths, place)
+            _refuse_missing(opened, entries, exclude)
     checkpoints = [_checkpoint(opened, paths, folder, layout) for folder in folders]
     said = [note for checkpoint in checkpoints for note in _notes_on(checkpoint, layout)]
     if opened.path is not None and checkpoints[0].source.index_path is None:
         return outgoing_of([_component(checkpoints[0], layout)], [], layout, notes=said)
     if folders != [""]:
-        said += _notes_on_folders(folders, paths, layout.variant)
+        said += _notes_on_folders(checkpoints, layout.variant)
     weights = {path for checkpoint in checkpoints for path in checkpoint.source.weight_files}
     stems = {checkpoint.folder: checkpoint.stem for checkpoint in checkpoints}
     along = [entry for entry in entries if entry.path not in weights]
@@ -131,6 +143,46 @@ def _folders(paths: Sequence[str], exclude: Sequence[str]) -> Sequence[str]:
     return found or [""]
 
 
+def _refuse_folders_alone(folders: Sequence[str], paths: Sequence[str], place: Path | None) -> None:
+    found = [folder for folder in checkpoint_folders(paths) if folder]
+    in_root = [path for path in paths if "/" not in path]
+    if folders != [""] or not found or any(map(_holds_weights, in_root)):
+        return
+    there = f"there are: {listed(in_root)}" if in_root else "there are only folders"
+    one = f"publish one of them, such as {place / found[0]}" if place else "pull it, and publish one of them from there"
+    raise NotFoundError(
+        f"the root holds no weights; {there}", hint=f"there are checkpoints in folders of it, {listed(found)}: {one}"
+    )
+
+
+def _refuse_missing(opened: Opened, entries: Sequence[Entry], exclude: Sequence[str]) -> None:
+    choice = Choice((), exclude)
+    taken = [entry for entry in entries if choice.takes(entry.path)]
+    paths = {entry.path for entry in taken}
+    named = component_names(opened.store, opened.at, taken)
+    names = [name for name in named if not _is_excluded(name, entries, exclude)]
+    hint = "add it; if it is meant to be missing, or is in the repo already, leave it out with `exclude`, as {}/*"
+    for name in without_folder(names, paths):
+        raise NotFoundError(
+            f"{MODEL_INDEX} names the component {name}, but there is no such folder", hint=hint.format(name)
+        )
+    found = checkpoint_folders(paths)
+    for name in models_among(names, paths):
+        if name not in found:
+            raise NotFoundError(
+                f"{MODEL_INDEX} names the component {name}, but {name} holds no weights that loaders look for",
+                hint=hint.format(name),
+            )
+
+
+def _is_excluded(component: str, entries: Iterable[Entry], exclude: Sequence[str]) -> bool:
+    """Whether somebody has asked to leave the component out, or its weights, be they there or not."""
+    prefix = f"{component}/"
+    weights = {component, prefix, *(prefix + shard_name(1, 1, stem=stem) for stem in STEMS)}
+    weights |= {e.path for e in entries if e.path.startswith(prefix) and stem_of(e.path.rpartition("/")[2])}
+    return any(fnmatch(path, pattern) for path in weights for pattern in exclude)
+
+
 def _holds_weights(name: str) -> bool:
     suffix = name.rpartition(".")[2]
     return suffix == "safetensors" or stem_of(name) is not None or (is_pickled(name) and not is_of_training(name))
@@ -138,8 +190,10 @@ def _holds_weights(name: str) -> bool:
 
 def _checkpoint(opened: Opened, paths: Sequence[str], folder: str, layout: Layout) -> _Checkpoint:
     here = _names_in(folder, paths)
-    has_variant = opened.path is None and _has_variant(here, layout.variant)
     with opened.named():
+        by_path = {entry.path: entry for entry in opened.store.list(opened.at)}
+        preferred = stem_by_config(opened.store, opened.at, by_path, folder) if opened.path is None else None
+        has_variant = opened.path is None and _has_variant(here, layout.variant, preferred)
         source = SafetensorsSource(
             opened.store,
             opened.at,
@@ -151,19 +205,19 @@ def _checkpoint(opened: Opened, paths: Sequence[str], folder: str, layout: Layou
     stem = stem_of(_first_file(source).rpartition("/")[2])
     if stem is None:
         config = f"{folder}/{_CONFIG}" if folder else _CONFIG
-        entry = next((e for e in opened.store.list(opened.at) if e.path == config), None)
+        entry = by_path.get(config)
         raw = None if entry is None else read_bytes(opened.store, opened.at, config, 0, entry.nbytes)
         stem = MODEL if raw is None else stem_for(config_of(raw, path=config))
-    return _Checkpoint(folder, source, stem)
+    return _Checkpoint(folder, source, stem, has_variant)
 
 
 def _names_in(folder: str, paths: Iterable[str]) -> Sequence[str]:
     return [name for where, _, name in (path.rpartition("/") for path in paths) if where == folder]
 
 
-def _has_variant(names: Collection[str], variant: str | None) -> bool:
+def _has_variant(names: Collection[str], variant: str | None, preferred: str | None) -> bool:
     there = {stem_of(name) for name in names}
-    stem = next((stem for stem in STEMS if stem in there), MODEL)
+    stem = preferred or next((stem for stem in STEMS if stem in there), MODEL)
     return any(is_weight_file(name, variant=variant, stem=stem) for name in names)
 
 
@@ -179,24 +233,28 @@ def _notes_on(checkpoint: _Checkpoint, layout: Layout) -> Iterable[str]:
         yield f"{first} is published under the name that loaders look for: {name}, or that of its shards"
 
 
-def _notes_on_folders(folders: Sequence[str], paths: Sequence[str], variant: str | None) -> Iterable[str]:
-    plain = [folder for folder in folders if not _has_variant(_names_in(folder, paths), variant)]
-    if variant is not None and 0 < len(plain) < len(folders):
+def _notes_on_folders(checkpoints: Sequence[_Checkpoint], variant: str | None) -> Iterable[str]:
+    plain = [checkpoint.folder for checkpoint in checkpoints if not checkpoint.is_variant]
+    if variant is not None and 0 < len(plain) < len(checkpoints):
         yield f"no weights of the variant {variant} are in {listed(plain)}: the plain ones go under that name"
 
 
 def _component(checkpoint: _Checkpoint, layout: Layout) -> Component:
     source = checkpoint.source
     tensors: Source = CastSource(source, layout.dtype) if layout.dtype else source
-    plan = _kept_plan(checkpoint, layout) or plan_shards(
-        tensors.specs(),
-        max_shard_bytes=layout.max_shard_bytes,
-        variant=layout.variant,
-        aliases=tensors.aliases(),
-        metadata=source.header_metadata,
-        stem=checkpoint.stem,
-        folder=checkpoint.folder,
-    )
+    try:
+        plan = _kept_plan(checkpoint, layout) or plan_shards(
+            tensors.specs(),
+            max_shard_bytes=layout.max_shard_bytes,
+            variant=layout.variant,
+            aliases=tensors.aliases(),
+            metadata=source.header_metadata,
+            stem=checkpoint.stem,
+            folder=checkpoint.folder,
+        )
+    except HubshardError as error:
+        error.add_place(checkpoint.folder, known_by=checkpoint.folder)
+        raise
     return Component(plan, tensors)
 
 

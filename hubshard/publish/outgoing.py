@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
-from hubshard.errors import HubshardError
+from hubshard.errors import FormatError, HubshardError
 from hubshard.messages import brief, counted, listed
-from hubshard.names import MODEL
+from hubshard.names import MODEL, is_weight_file, parse_weight_name
 from hubshard.paths import check_case, check_plain_path, check_store_path
 from hubshard.plan import MAX_INDEX_BYTES, MAX_SHARDS, ShardPlan, bound_of, plan_shards
 from hubshard.protocols import Buffer, Source
@@ -83,8 +83,21 @@ class Outgoing:
         return sum(file.nbytes for file in self.all_files)
 
     def replaces(self, path: str) -> bool:
-        """Whether a file is a weight file, or an index, of which a publish of this leaves its own alone."""
-        return any(plan.replaces(path) for plan in self.plans)
+        """Whether a file is a weight file, or an index, of which a publish of this leaves its own alone.
+
+        Weights that go along as they are take the place of those of their folder, stem and variant, as planned ones do.
+        """
+        folder, _, name = path.rpartition("/")
+        return any(plan.replaces(path) for plan in self.plans) or any(
+            is_weight_file(name, variant=variant, stem=stem) for place, stem, variant in self._along if place == folder
+        )
+
+    @cached_property
+    def _along(self) -> frozenset[tuple[str, str, str | None]]:
+        # folder, stem and variant of the weights among the files
+        split = (file.path.rpartition("/") for file in self.files)
+        found = ((folder, parse_weight_name(name)) for folder, _, name in split)
+        return frozenset((folder, name.stem, name.variant) for folder, name in found if name is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +204,10 @@ def outgoing_of(
     """Checkpoints, their indexes and what goes along, with all that is to be said of them.
 
     Raises:
-        FormatError: a file name that cannot be published.
+        FormatError: a file name that cannot be published, or a variant of an adapter.
     """
+    if layout.variant is not None:
+        _refuse_variant_of_adapter([component.plan for component in components], layout.variant)
     shards: list[OutFile] = []
     indexes: list[OutFile] = []
     said = list(notes)
@@ -217,6 +232,15 @@ def outgoing_of(
         check_store_path(path)
     check_case(paths, path="the files to publish")
     return out
+
+
+def _refuse_variant_of_adapter(plans: Iterable[ShardPlan], variant: str) -> None:
+    for plan in plans:
+        if plan.stem == "adapter_model":
+            raise FormatError(
+                f"{plan.shards[0].path}: peft loads no variant of an adapter, so nothing could read this one",
+                hint=f"leave the variant {variant!r} out, and publish to another repo or branch; a dtype needs none",
+            )
 
 
 def _notes_on(plan: ShardPlan, layout: Layout) -> Iterator[str]:

@@ -53,8 +53,8 @@ def push_to_hub(
     """Publish a model to a Hub repo, in one commit that readers see whole or not at all.
 
     Tensors are streamed; no shard file is written. What a killed run had finished is found again by content, on any
-    machine. The commit also removes the weight files of the same folder, stem and variant that the new index does not
-    name.
+    machine. The commit also removes the weight files of the same folder, stem and variant that are not published now,
+    beside weights that go along as they are too.
 
     Names keep the stem that their loader looks for: `model`, `adapter_model` of peft, `diffusion_pytorch_model`. Of a
     pipeline of diffusers, each component is laid out in its own folder. Of a model of peft, the adapters alone are
@@ -108,6 +108,7 @@ def push_to_hub(
 
     Raises:
         FormatError: something in the source that cannot be published; nothing was written.
+        NotFoundError: no such source, or a pipeline without a component that it names; nothing was written.
         ConflictError: the branch or tag is not where it should be; nothing is shown.
         IntegrityError: the Hub does not hold what was sent.
         StoreError: the Hub refused, or failed again and again.

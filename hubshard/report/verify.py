@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -13,11 +13,11 @@ from hubshard.engine import run
 from hubshard.errors import HubshardError
 from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.index import decode_index
-from hubshard.names import indexed_suffix
+from hubshard.names import indexed_suffix, parse_weight_name, stem_of, variant_of
 from hubshard.protocols import Entry
 from hubshard.readers import ListedReader, read_bytes
 from hubshard.sizes import READ_BYTES
-from hubshard.sources.model_index import MODEL_INDEX, component_names
+from hubshard.sources.model_index import MODEL_INDEX, component_names, models_among, without_folder
 from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.sources.several import variants_by_folder
 from hubshard.store.opening import Opened, open_target
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["Problem", "Verification", "verify"]
 
 _WORKERS = 8
-_CONFIG = "config.json"  # of a model
-_CONFIGS_WITHOUT_WEIGHTS = ("scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +161,9 @@ def _structure(opened: Opened, entries: Sequence[Entry], variant: str | None) ->
                 source = SafetensorsSource(
                     store, opened.at, folder=folder, path=opened.path, variant=chosen, workers=_WORKERS
                 )
-            tensors += len(source.specs())
+                tensors += len(source.specs())
+                for index in _further_indexes(entries, source, folder) if opened.path is None else ():
+                    SafetensorsSource(store, opened.at, folder=folder, path=index, workers=_WORKERS)
         except HubshardError as error:
             problems.append(Problem("", error.message))
     return tensors, problems
@@ -176,17 +176,24 @@ def _components(opened: Opened, entries: Sequence[Entry]) -> tuple[Sequence[str]
     except HubshardError as error:
         return (), [Problem(MODEL_INDEX, error.message)]
     paths = {entry.path for entry in entries}
-    folders = {path.partition("/")[0] for path in paths if "/" in path}
     lost = [
         Problem(MODEL_INDEX, f"names the component {name}, but there is no such folder")
-        for name in names
-        if name not in folders
+        for name in without_folder(names, paths)
     ]
-    return [name for name in names if f"{name}/{_CONFIG}" in paths and not _has_no_weights(name, paths)], lost
+    return models_among(names, paths), lost
 
 
-def _has_no_weights(component: str, paths: Container[str]) -> bool:
-    return any(f"{component}/{name}" in paths for name in _CONFIGS_WITHOUT_WEIGHTS)
+def _further_indexes(entries: Sequence[Entry], source: SafetensorsSource, folder: str) -> Sequence[str]:
+    """Indexes in the folder of a checkpoint that are of its variant, but of another loader."""
+    own = (source.index_path or source.weight_files[0]).rpartition("/")[2]
+    found = []
+    for place, _, file in (entry.path.rpartition("/") for entry in entries):
+        name = parse_weight_name(file)
+        if place != folder or name is None or not name.is_index or name.suffix != "safetensors":
+            continue
+        if name.variant == variant_of(own) and name.stem != stem_of(own):
+            found.append(file)
+    return found
 
 
 def _is_same_index(opened: Opened, entry: Entry, other: Opened, expected: Entry) -> bool:

@@ -128,6 +128,11 @@ def _unwrapped(obj: Any) -> Any:
             hint="gather it with get_model_state_dict (full_state_dict=True), and give the state dict",
         )
     is_adapter = _is_a(obj, "peft.peft_model", "PeftModel")
+    if _is_a(obj, "peft.mixed_model", "PeftMixedModel"):
+        raise FormatError(
+            f"{kind.__name__} holds adapters of several kinds, which have no form of their own on disk",
+            hint="merge them into the weights with its merge_and_unload, and publish the model that gives",
+        )
     if not is_adapter and (_package(obj) == "peft" or getattr(obj, "_hf_peft_config_loaded", False)):
         raise FormatError(
             f"{kind.__name__} has a PEFT adapter loaded",
@@ -162,12 +167,26 @@ def _state_dict(module: nn.Module, whole: Whole | None) -> dict[str, Any]:
             f"{type(module).__name__}: DeepSpeed ZeRO-3 holds {split[0]!r} and {len(split) - 1} more in parts",
             hint="gather them (deepspeed.zero.GatheredParameters), or convert its checkpoint",
         )
+    _refuse_placeholders(module)
     # submodules that were compiled on their own carry the name of their wrapper
     state_dict = module.state_dict()
     renamed = {name.replace(_COMPILED, ""): value for name, value in state_dict.items()}
     if len(renamed) != len(state_dict):
         raise FormatError(f"{type(module).__name__}: two names differ only by the {_COMPILED!r} of a compiled module")
     return renamed if whole is None else whole(renamed)
+
+
+def _refuse_placeholders(module: nn.Module) -> None:
+    # hooks of group offloading in diffusers 0.34 and newer (hooks/group_offloading.py)
+    for name, part in module.named_modules():
+        hooks: Any = getattr(part, "_diffusers_hook", None)
+        hook = None if hooks is None else hooks.get_hook("group_offloading")
+        if hook is not None and getattr(hook.group, "offload_to_disk_path", None) is not None:
+            raise FormatError(
+                f"{type(module).__name__}: group offloading keeps the tensors of {name or 'the module'!r} on disk, and "
+                "placeholders in their place",
+                hint="publish it without `offload_to_disk_path`, or before `enable_group_offload`",
+            )
 
 
 def _transformers_parts(model: Any, dtype: str | None, whole: Whole | None) -> ModelParts:
@@ -197,6 +216,8 @@ def _adapter_parts(model: Any, whole: Whole | None) -> ModelParts:
 
 
 def _diffusers_parts(model: Any, whole: Whole | None) -> ModelParts:
+    if not hasattr(model, "save_config"):
+        raise _from_memory(model, "write it")
     if getattr(model, "hf_quantizer", None) is not None:
         raise FormatError(
             f"{type(model).__name__} is quantized", hint="write it with its save_pretrained, and publish the directory"
@@ -231,15 +252,20 @@ def _pipeline_parts(pipeline: Any, dtype: str | None) -> ModelParts:
 
 
 def _component_parts(component: Any, dtype: str | None) -> ModelParts:
-    if any(_is_a(component, *loadable) for loadable in _LOADABLE):
+    is_bare = _is_a(component, *_LOADABLE[1]) and not hasattr(component, "save_config")  # such as MultiControlNetModel
+    if any(_is_a(component, *loadable) for loadable in _LOADABLE) and not is_bare:
         return _parts(component, dtype, None)
     others = (_is_a(component, *other) for other in _OTHERS_WITH_WEIGHTS)
     if any(others) or not hasattr(component, "save_pretrained"):
-        raise FormatError(
-            f"a {type(component).__name__} of a pipeline cannot be published from memory",
-            hint="write the pipeline with its save_pretrained, and publish the directory",
-        )
+        raise _from_memory(component, "write the pipeline")
     return ModelParts(files=_written(component.save_pretrained))
+
+
+def _from_memory(model: Any, way_out: str) -> FormatError:
+    return FormatError(
+        f"a {type(model).__name__} cannot be published from memory",
+        hint=f"{way_out} with its save_pretrained, and publish the directory",
+    )
 
 
 @contextmanager

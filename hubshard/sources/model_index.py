@@ -6,16 +6,18 @@ gives each component a library and a class, and further settings of other kinds;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from hubshard.errors import FormatError
 from hubshard.protocols import Entry, Reader, Revision
 from hubshard.readers import read_bytes
 from hubshard.sources.model_config import MAX_CONFIG_BYTES, config_of
 
-__all__ = ["MODEL_INDEX", "component_names"]
+__all__ = ["MODEL_INDEX", "component_names", "models_among", "without_folder"]
 
 MODEL_INDEX = "model_index.json"
+_CONFIG = "config.json"  # of a model
+_CONFIGS_WITHOUT_WEIGHTS = ("scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
 
 
 def component_names(store: Reader, at: Revision, entries: Sequence[Entry]) -> Sequence[str]:
@@ -37,6 +39,21 @@ def component_names(store: Reader, at: Revision, entries: Sequence[Entry]) -> Se
         raise FormatError(f"{MODEL_INDEX} has {entry.nbytes} bytes, too many for one")
     table = config_of(read_bytes(store, at, entry.path, 0, entry.nbytes), path=MODEL_INDEX)
     return [name for name, value in table.items() if not name.startswith("_") and _is_component(value)]
+
+
+def without_folder(names: Iterable[str], paths: Iterable[str]) -> Sequence[str]:
+    """The components, of those named, that have no folder among the files `paths`."""
+    folders = {path.partition("/")[0] for path in paths if "/" in path}
+    return [name for name in names if name not in folders]
+
+
+def models_among(names: Iterable[str], paths: Collection[str]) -> Sequence[str]:
+    """The components, of those named, that should have weights: schedulers, tokenizers and the like have none."""
+    return [
+        name
+        for name in names
+        if f"{name}/{_CONFIG}" in paths and not any(f"{name}/{file}" in paths for file in _CONFIGS_WITHOUT_WEIGHTS)
+    ]
 
 
 def _is_component(value: object) -> bool:

@@ -14,6 +14,7 @@ from hubshard.messages import listed
 from hubshard.protocols import Buffer, Entry, Reader, Revision
 from hubshard.readers import read_bytes
 from hubshard.reads import plan_reads
+from hubshard.sources.stems import stem_by_config
 from hubshard.sources.weight_files import find_weight_files
 from hubshard.tensors import Box, TensorSpec
 
@@ -66,12 +67,15 @@ class SafetensorsSource:
             NotFoundError: no weights, or shards that the index names are missing; names them all.
             IncompleteError: shards without an index.
             UnsafeFormatError: pickled files.
-            FormatError: index and shards disagree, or a file that is not what it should be.
+            FormatError: index and shards disagree, a config does not tell which weights count, or a file that is not
+                what it should be.
         """
         self._store = store
         self._at = at
         entries = {entry.path: entry for entry in store.list(at)}
-        found = find_weight_files(entries, folder=folder, path=path, variant=variant)
+        folder = folder.strip("/")
+        stem = stem_by_config(store, at, entries, folder) if path is None else None
+        found = find_weight_files(entries, folder=folder, path=path, variant=variant, stem=stem)
         self.notes = found.notes
         self.index_path = found.path if found.is_index else None
         index = self._index(entries[found.path]) if found.is_index else None

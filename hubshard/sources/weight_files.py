@@ -73,17 +73,19 @@ def _is_aside(folder: str) -> bool:
 
 
 def find_weight_files(
-    entries: Mapping[str, Entry], *, folder: str, path: str | None, variant: str | None
+    entries: Mapping[str, Entry], *, folder: str, path: str | None, variant: str | None, stem: str | None = None
 ) -> WeightFiles:
     """The checkpoint in `folder`, chosen as its loaders do: a single file goes before an index, but in diffusers.
 
-    Of several stems, the first of `names.STEMS` counts: a model goes before an adapter that lies beside it.
+    Of several stems, `stem` counts if it is there, else the first of `names.STEMS`: a model goes before an adapter that
+    lies beside it.
 
     Args:
         entries: the files of the revision, by path.
         folder: where to look, from the root; "" is the root.
         path: the file to take, relative to `folder`: an index or a safetensors file; None to look for the usual names.
         variant: as in `model.fp16.safetensors`.
+        stem: the one that the folder's config is for; None where none tells.
 
     Raises:
         NotFoundError: nothing of the kind is there; says what is.
@@ -97,7 +99,7 @@ def find_weight_files(
     if path is not None:
         return _given(prefix, names, path)
     here = {name for name in names if "/" not in name}
-    stem = _stem(here, variant)
+    stem = _stem(here, variant, stem)
     single = shard_name(1, 1, variant=variant, stem=stem)
     indexes = [name for name in index_names(variant, stem=stem) if name in here]
     if single in here and not (indexes and prefers_index(stem)):
@@ -109,10 +111,10 @@ def find_weight_files(
     return _other_name(prefix, sorted(names), variant, stem)
 
 
-def _stem(names: Iterable[str], variant: str | None) -> str:
+def _stem(names: Iterable[str], variant: str | None, preferred: str | None) -> str:
     stems = {name: stem for name in names if (stem := stem_of(name))}
     there = {stem for name, stem in stems.items() if variant_of(name) == variant} or set(stems.values())
-    return next((stem for stem in STEMS if stem in there), MODEL)
+    return next((stem for stem in (preferred, *STEMS) if stem is not None and stem in there), MODEL)
 
 
 def _given(prefix: str, names: Sequence[str], path: str) -> WeightFiles:

@@ -129,6 +129,31 @@ def test_a_model_in_memory_gives_its_adapters_alone_as_its_own_save_pretrained_d
     run(module_hub, code, tmp_path)
 
 
+def test_what_peft_could_not_load_is_refused_with_the_way_out(module_hub: Hub, tmp_path: Path) -> None:
+    code = """
+    def refused(source, hint, **options):
+        try:
+            hubshard.push_to_hub(source, "me/refused", **options)
+        except hubshard.FormatError as error:
+            assert hint in error.hint, error.hint
+            assert not api.repo_exists("me/refused")
+        else:
+            raise AssertionError("nothing was raised")
+
+    model = lora(llama(), "default", "style")
+    model.save_pretrained(place / "own")
+    for source in (model, place / "own"):
+        refused(source, "publish to another repo or branch", variant="fp16", dtype="float16")
+    hubshard.push_to_hub(model, "me/half", dtype="float16")
+    half = load_file(api.hf_hub_download("me/half", "style/adapter_model.safetensors"))
+    assert {tensor.dtype for tensor in half.values()} == {torch.float16}
+    mixed = get_peft_model(llama(), LoraConfig(r=2, target_modules=["q_proj"]), mixed=True)
+    refused(mixed, "merge_and_unload")
+    hubshard.push_to_hub(mixed.merge_and_unload(), "me/merged")
+    """
+    run(module_hub, code, tmp_path)
+
+
 def test_adapters_of_other_kinds_come_out_as_peft_writes_them(module_hub: Hub, tmp_path: Path) -> None:
     code = """
     kinds = {

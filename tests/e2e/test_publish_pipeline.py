@@ -149,6 +149,68 @@ def test_a_pipeline_in_memory_comes_out_as_its_own_save_pretrained_writes_it(mod
     run(module_hub, code, tmp_path)
 
 
+def test_a_pipeline_that_cannot_be_published_whole_is_refused_before_a_repo_is_made(
+    module_hub: Hub, tmp_path: Path
+) -> None:
+    code = """
+    def refused(source, repo, *says):
+        try:
+            hubshard.push_to_hub(source, repo)
+        except hubshard.HubshardError as error:
+            text = f"{error} {error.hint}"
+            assert all(part in text for part in says), text
+            assert not api.repo_exists(repo)
+        else:
+            raise AssertionError("nothing was raised")
+
+    def control():
+        blocks = dict(block_out_channels=(32, 32), down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"))
+        sizes = dict(layers_per_block=1, cross_attention_dim=32, norm_num_groups=8, attention_head_dim=8)
+        return diffusers.ControlNetModel(conditioning_embedding_out_channels=(16, 32), **blocks, **sizes)
+
+    plain = stable_diffusion(place / "words")
+    both = diffusers.StableDiffusionControlNetPipeline(
+        **plain.components, controlnet=[control(), control()], requires_safety_checker=False
+    )
+    way_out = "save_pretrained, and publish the directory"
+    refused(both, "org/refused", "controlnet: a MultiControlNetModel", way_out)
+    refused(both.controlnet, "org/refused", "a MultiControlNetModel cannot be published from memory", way_out)
+    both.save_pretrained(place / "both")
+    done = hubshard.push_to_hub(place / "both", "org/both")
+    assert {"controlnet", "controlnet_1"} < {plan.folder for plan in done.plans}
+    assert files("org/both") == of_folder(place / "both")
+
+    (place / "both" / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    refused(place / "both", "org/refused", "model_index.json names the component vae", "`exclude`")
+    done = hubshard.push_to_hub(place / "both", "org/both", exclude=["vae/*"])
+    assert not done.changed and hubshard.verify("org/both").ok
+
+    cpu = torch.device("cpu")
+    plain.unet.enable_group_offload(cpu, cpu, offload_type="leaf_level", offload_to_disk_path=str(place / "offloaded"))
+    refused(plain, "org/refused", "unet: UNet2DConditionModel: group offloading", "enable_group_offload")
+    """
+    run(module_hub, code, tmp_path)
+
+
+def test_nested_weights_that_go_along_leave_none_of_the_old_ones_beside_them(module_hub: Hub, tmp_path: Path) -> None:
+    code = """
+    import transformers
+    from tests.e2e.small_pipelines import llama
+
+    llama().save_pretrained(place / "own")
+    llama().save_pretrained(place / "own" / "decoder")
+    hubshard.push_to_hub(place / "own", "org/nested")
+    (place / "own" / "decoder" / "model.safetensors").unlink()
+    llama(5).save_pretrained(place / "own" / "decoder", max_shard_size="20KB")
+    done = hubshard.push_to_hub(place / "own", "org/nested")
+    assert done.deleted == ("decoder/model.safetensors",)
+    assert files("org/nested") == sorted(of_folder(place / "own"))
+    loaded = transformers.LlamaForCausalLM.from_pretrained("org/nested", subfolder="decoder")
+    assert equal(loaded, llama(5))
+    """
+    run(module_hub, code, tmp_path)
+
+
 def test_a_variant_of_a_pipeline_is_read_where_there_is_one_and_leaves_the_plain_weights_alone(
     module_hub: Hub, tmp_path: Path
 ) -> None:

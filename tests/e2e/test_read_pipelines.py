@@ -172,11 +172,14 @@ def test_verify_checks_every_component_and_what_the_pipeline_names(pipeline: Lab
     shards = sorted((copy / "unet").glob("*fp16-*.safetensors"))
     shards[0].rename(shards[0].with_suffix(".old"))
     (copy / "text_encoder/model.safetensors").unlink()
+    other = json.dumps({"metadata": {}, "weight_map": {"a": "model-1-of-1.safetensors"}})
+    (copy / "vae/model.safetensors.index.json").write_text(other)
     (copy / "scheduler/scheduler_config.json").unlink()
     (copy / "scheduler").rmdir()
     said = pipeline.cli("verify", copy, "--variant", "fp16", "--against", pipeline.repo, status=1)
     assert f"names are not there: {shards[0].name}" in said
     assert "vae/diffusion_pytorch_model.safetensors: has the hash" in said
+    assert "vae/model.safetensors.index.json: 1 of the 1 shards that it names are not there" in said
     assert "text_encoder holds no model.safetensors" in said
     assert "model_index.json: names the component scheduler, but there is no such folder" in said
 

@@ -13,6 +13,7 @@ from hubshard.plan import plan_shards
 from hubshard.publish.from_store import from_store
 from hubshard.publish.outgoing import Layout, Outgoing
 from hubshard.publish.staging import publish_key
+from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.store.opening import open_path
 from hubshard.tensors import TensorSpec
 
@@ -91,6 +92,40 @@ def test_what_a_component_replaces_lies_in_its_folder_and_has_its_stem_and_varia
     assert [path for path in replaced + kept if out.replaces(path)] == replaced
 
 
+def test_weights_that_go_along_take_the_place_of_those_of_their_folder_stem_and_variant(tmp_path: Path) -> None:
+    out = outgoing(write(tmp_path, "model.safetensors", "a/model-1-of-1.safetensors", "b/model.fp16.safetensors"))
+    replaced = ["a/model.safetensors", "a/pytorch_model.bin", "b/model.fp16-00001-of-00002.safetensors"]
+    replaced += ["model.safetensors.index.json"]
+    kept = ["b/model.safetensors", "a/adapter_model.safetensors", "a/b/model.safetensors", "c/model.safetensors"]
+    assert [path for path in replaced + kept if out.replaces(path)] == replaced
+
+
+@pytest.mark.parametrize(
+    ("configs", "weights", "chosen"),
+    [
+        ({"config": {"_diffusers_version": "0.42.1"}}, "diffusion_pytorch_model", "diffusion_pytorch_model"),
+        ({"config": {"model_type": "llama"}}, "diffusion_pytorch_model", "model"),
+        ({"adapter_config": {}}, "adapter_model", "adapter_model"),
+        ({"adapter_config": {}, "config": {}}, "adapter_model", "model"),
+        ({}, "adapter_model", "model"),
+    ],
+)
+@pytest.mark.parametrize("variant", [None, "fp16"])
+def test_where_weights_of_two_loaders_lie_the_config_tells_which_are_the_checkpoint(
+    tmp_path: Path, configs: Mapping[str, object], weights: str, chosen: str, variant: str | None
+) -> None:
+    paths = [f"a/{stem}{f'.{variant}' if variant else ''}.safetensors" for stem in ("model", weights)]
+    write(tmp_path, "modules.json", *paths)
+    for name, config in configs.items():
+        (tmp_path / "a" / f"{name}.json").write_text(json.dumps(config))
+    want = next(path for path in paths if path.startswith(f"a/{chosen}."))
+    if variant is None or chosen != "adapter_model":
+        out = outgoing(tmp_path, variant=variant)
+        assert [shard.path for shard in out.shards] == [want]
+    opened = open_path(tmp_path)
+    assert SafetensorsSource(opened.store, opened.at, folder="a", variant=variant).weight_files == (want,)
+
+
 @pytest.mark.parametrize("also", [(), ("1_Pooling/config.json",), ("modules.json",)])
 def test_beside_a_checkpoint_in_the_root_those_in_folders_go_along(tmp_path: Path, also: tuple[str, ...]) -> None:
     paths = {"model.safetensors", "config.json", "2_Dense/model.safetensors", "2_Dense/pytorch_model.bin", *also}
@@ -133,6 +168,7 @@ def test_other_things_that_lie_in_several_folders(tmp_path: Path, paths: tuple[s
         ((*PIPELINE, "vae_2/model-1-of-2.safetensors"), IncompleteError, "vae_2 holds shards"),
         ((*PIPELINE, "vae_2/model.bf16.safetensors"), NotFoundError, "vae_2 holds no model.safetensors"),
         (("final/model.safetensors",), NotFoundError, "only folders"),
+        (("README.md", "a/unet/model.safetensors"), NotFoundError, "holds no weights; there are: README.md"),
         (("a/model.safetensors", "b/model.safetensors", "README.md"), NotFoundError, "README.md"),
         (("model_index.json", "scheduler/scheduler_config.json"), NotFoundError, "holds no model.safetensors"),
     ],
@@ -144,6 +180,63 @@ def test_a_component_that_is_none_is_refused_by_name(
         outgoing(write(tmp_path, *paths))
     assert type(caught.value) is error
     assert says in str(caught.value)
+
+
+COMPONENTS = {"unet": ["diffusers", "UNet"], "vae": ["diffusers", "VAE"], "scheduler": ["diffusers", "DDIM"]}
+INDEX = json.dumps({"_class_name": "P", "safety_checker": [None, None], "_n": ["a", "b"], **COMPONENTS})
+SCHEDULER = "scheduler/scheduler_config.json"
+
+
+@pytest.mark.parametrize(
+    ("lost", "says", "excludes"),
+    [
+        (VAE, "vae holds no weights", ["vae/*", "vae", "vae/*.safetensors"]),
+        ("vae", "the component vae, but there is no such folder", ["vae/*", "vae/"]),
+        (SCHEDULER, "the component scheduler, but there is no such folder", ["scheduler/*", "sched*"]),
+    ],
+)
+def test_a_pipeline_without_a_component_that_it_names_is_refused_unless_that_is_excluded(
+    tmp_path: Path, lost: str, says: str, excludes: list[str]
+) -> None:
+    write(tmp_path, *PIPELINE, SCHEDULER, "text_encoder/config.json", model_index=INDEX)
+    whole = outgoing(tmp_path)
+    for path in paths_of(whole):
+        if path == lost or path.startswith(f"{lost}/"):
+            (tmp_path / path).unlink()
+    with pytest.raises(NotFoundError, match=says) as caught:
+        outgoing(tmp_path)
+    assert "`exclude`" in str(caught.value.hint)
+    with pytest.raises(NotFoundError, match=says):
+        outgoing(tmp_path, exclude=["unet/*", "*.md"])
+    for pattern in excludes:
+        assert "unet" in {plan.folder for plan in outgoing(tmp_path, exclude=[pattern]).plans}
+
+
+@pytest.mark.parametrize("raw", ["[]", "{", "3"])
+def test_a_list_of_components_that_is_no_object_is_refused(tmp_path: Path, raw: str) -> None:
+    write(tmp_path, *PIPELINE, model_index=raw)
+    with pytest.raises(FormatError, match=r"model_index\.json"):
+        outgoing(tmp_path)
+
+
+def test_where_only_folders_hold_checkpoints_the_hint_says_what_to_publish(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError) as caught:
+        outgoing(write(tmp_path, "README.md", UNET, VAE))
+    assert str(tmp_path / "unet") in str(caught.value.hint)
+
+
+def test_a_component_without_a_tensor_is_named(tmp_path: Path) -> None:
+    write(tmp_path, *PIPELINE)
+    (tmp_path / VAE).write_bytes((2).to_bytes(8, "little") + b"{}")
+    with pytest.raises(FormatError, match=r"vae: there is no tensor"):
+        outgoing(tmp_path)
+
+
+@pytest.mark.parametrize("paths", [("adapter_model.safetensors",), (*PIPELINE, "lora/adapter_model.safetensors")])
+def test_a_variant_of_an_adapter_is_refused_since_peft_loads_none(tmp_path: Path, paths: tuple[str, ...]) -> None:
+    with pytest.raises(FormatError, match=r"adapter_model\.fp16\.safetensors: peft loads no variant") as caught:
+        outgoing(write(tmp_path, *paths), variant="fp16")
+    assert "another repo or branch" in str(caught.value.hint)
 
 
 def test_a_component_that_is_excluded_stays(tmp_path: Path) -> None:

@@ -276,6 +276,24 @@ def test_a_model_split_by_tensor_parallelism_is_refused() -> None:
         parts_of(model)
 
 
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_placeholders_of_group_offloading_are_refused_and_tensors_that_it_moved_are_not(
+    tmp_path: Path, on_disk: bool
+) -> None:
+    hooks = pytest.importorskip("diffusers.hooks")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    cpu, folder = torch.device("cpu"), str(tmp_path) if on_disk else None
+    hooks.apply_group_offloading(
+        model, onload_device=cpu, offload_device=cpu, offload_type="leaf_level", offload_to_disk_path=folder
+    )
+    if not on_disk:
+        assert len(parts_of(model).state_dict) == 2
+        return
+    with pytest.raises(FormatError, match="group offloading keeps the tensors of '0' on disk") as caught:
+        parts_of(model)
+    assert "offload_to_disk_path" in str(caught.value.hint)
+
+
 def test_a_state_that_is_no_tensor_is_refused_by_name() -> None:
     class Odd(torch.nn.Linear):
         def get_extra_state(self) -> Any:

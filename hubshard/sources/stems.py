@@ -1,0 +1,43 @@
+"""Which weights of a folder are its checkpoint, where those of several loaders lie side by side: its configs tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hubshard.errors import FormatError
+from hubshard.names import stem_of
+from hubshard.protocols import Entry, Reader, Revision
+from hubshard.readers import read_bytes
+from hubshard.sources.model_config import MAX_CONFIG_BYTES, config_of, stem_for
+
+__all__ = ["stem_by_config"]
+
+_CONFIG = "config.json"
+_ADAPTER_CONFIG = "adapter_config.json"
+
+
+def stem_by_config(store: Reader, at: Revision, entries: Mapping[str, Entry], folder: str) -> str | None:
+    """The stem that the loader of a folder looks for; None where its weights have but one, or no config tells.
+
+    That is the one its `config.json` is for, or without such a file `adapter_model` if there is an
+    `adapter_config.json`. A folder with both is a model with an adapter beside it.
+
+    Args:
+        store: where it lies.
+        at: the revision to read.
+        entries: the files of the revision, by path.
+        folder: from the root, without a slash at its end; "" is the root.
+
+    Raises:
+        FormatError: its config is no JSON object, or too large to be one; names it.
+    """
+    prefix = f"{folder}/" if folder else ""
+    here = {path.removeprefix(prefix) for path in entries if path.startswith(prefix)}
+    if len({stem_of(name) for name in here if "/" not in name} - {None}) < 2:
+        return None
+    if _CONFIG not in here:
+        return "adapter_model" if _ADAPTER_CONFIG in here else None
+    entry = entries[prefix + _CONFIG]
+    if entry.nbytes > MAX_CONFIG_BYTES:
+        raise FormatError(f"{entry.path} has {entry.nbytes} bytes, too many for a config")
+    return stem_for(config_of(read_bytes(store, at, entry.path, 0, entry.nbytes), path=entry.path))
