@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 import shutil
 import sys
 import threading
@@ -138,13 +139,13 @@ def failures(on: Rank, found: dict[str, Any]) -> None:
     with on.open(disk, repo=None) as branch:
         wrong = on.state(1) | ({"bad": object()} if on.rank == 1 else {})
         found["refused"] = failure(lambda: branch.save(wrong, 1))
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
         if on.rank == 1:
-            (OUT / disk / step_folder(1)).touch()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # its disk takes no file of a step
         on.barrier()
         branch.save(on.state(1), 1)
         found["failed"] = failure(branch.wait)
-        if on.rank == 1:
-            (OUT / disk / step_folder(1)).unlink()
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
         branch.save(on.state(2), 2)
         branch.wait()
 
