@@ -10,10 +10,13 @@ from hubshard.errors import FormatError
 from hubshard.steps.intervals import seconds_of
 from hubshard.target import check_ref_name, check_repo_id
 
-__all__ = ["Grace", "checked_grace", "checked_notice", "checked_pinned", "checked_repo", "checked_signals"]
+__all__ = ["Grace", "Notice", "checked_grace", "checked_notice", "checked_pinned", "checked_repo", "checked_signals"]
 
 Grace = float | str | timedelta
 """Seconds, or a duration such as "2m" or a timedelta."""
+
+Notice = Callable[[], bool | float | None]
+"""Whether this machine is about to go: False or None for no, True for yes, a number for in so many seconds."""
 
 _MAIN = "main"
 
@@ -81,7 +84,7 @@ def checked_pinned(pinned: Collection[int]) -> frozenset[int]:
     return frozenset(pinned)
 
 
-def checked_notice(notice: Callable[[], bool | float | None] | None) -> Callable[[], bool | float | None] | None:
+def checked_notice(notice: Notice | None) -> Notice | None:
     """What is asked for the end of the machine.
 
     Raises:

@@ -9,15 +9,16 @@ import logging
 import os
 import time
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import ConflictError, FormatError
 from hubshard.events import Event, OnEvent, Operation, ignore, operation
-from hubshard.resume.arguments import Grace, checked_pinned, checked_repo
+from hubshard.resume.arguments import Grace, Notice, checked_pinned, checked_repo
 from hubshard.resume.cadence import Cadence, Every
 from hubshard.resume.ending import Ending
-from hubshard.resume.preemption import DEFAULT_SIGNALS, Notice, Preemption
+from hubshard.resume.preemption import DEFAULT_SIGNALS, Preemption
 from hubshard.resume.ranks import check_process
 from hubshard.resume.saves.hub_branch import HubBranch
 from hubshard.resume.saves.local_steps import LocalSteps
@@ -60,7 +61,9 @@ class ResumeBranch:
 
     What fails in the background is raised by the next `save` (which first sets out on the new step), `should_save` (in
     a run of one process), `wait` or `close`. The local step is not lost by a push that failed, and the next save pushes
-    on. Once the run is to stop, such a push is only logged. A program that ends without `close` waits all the same.
+    on. Once the run is to stop, such a push is only logged. A program that ends without `close` waits all the same;
+    where a save fails then, it ends with status 1 at once, and `atexit` handlers from before the import of this class
+    are skipped.
 
     All ranks make it, and call its methods, at the same places of the program; only `steps` may be called by one alone.
 
@@ -80,7 +83,7 @@ class ResumeBranch:
         busy: what `save` does while the one before is being written to the disk: "wait", or "skip" this one.
         resume_repo_id: a repo beside `repo_id` for the steps, for runs whose repo is public.
         max_file_size: bound per file, such as "5GB" or a number of bytes.
-        grace_seconds: from a signal until the process is killed, or a duration such as "2m".
+        grace_seconds: seconds from a signal until the process is killed, or a duration such as "2m".
         signals: that announce the end of this machine.
         notice: asked for the end of this machine; see `Preemption`.
         process_group: the ranks of the run; None for all.
@@ -127,17 +130,14 @@ class ResumeBranch:
         self._control, write_team, push_team = teams_of(process_group, count=3)
         self._taker = SnapshotTaker(self._control)
         self._path = repo_id or str(local_dir)
-        self._hub = (
-            None
-            if repo_id is None
-            else HubBranch(repo_id, branch, token=token, endpoint=endpoint, on_warning=self._warn_of_repo)
-        )
         agreement = self._control.agreements()
         self._cadence = Cadence(every, mtbf_seconds=mtbf_seconds, rank=self._control.rank, agreement=agreement("save"))
         self._preemption = Preemption(
             signals=signals, notice=notice, grace_seconds=grace_seconds, agreement=agreement("stop")
         )
         self._folder = RunFolder(self._local.root, self._control)
+        hub = partial(HubBranch, token=token, endpoint=endpoint, run=self._folder.run, on_warning=self._warn_of_repo)
+        self._hub = None if repo_id is None else hub(repo_id, branch)
         self._is_to_save = every is not None
         self._saver = Saver(
             self._local,
@@ -147,7 +147,6 @@ class ResumeBranch:
             retention=retained,
             max_file_bytes=max_file_bytes,
             is_first_of_disk=self._folder.is_first_of_disk,
-            run=self._folder.run,
         )
         self._ending = Ending(self._saver, self._preemption)
         self._pid = os.getpid()
@@ -239,7 +238,9 @@ class ResumeBranch:
             False where it was skipped, since the one before is still being written.
 
         Raises:
-            FormatError: something cannot be stored: names its path; nothing was saved. Or this was closed.
+            FormatError: something cannot be stored: names its path; or `local_dir` is no folder any more: nothing was
+                saved. Or this was closed.
+            StoreError: the disk refuses the folder, or what is there: nothing was saved.
             ConflictError: there is a newer step; or another run saves to the folder; or the branch holds steps that are
                 not of this run, which has restored none of them: nothing was saved.
             Exception: what failed in the background since the last call; this step is on its way nevertheless.
@@ -352,7 +353,7 @@ class ResumeBranch:
         try:
             self._ending.finish()
             if self._is_well:
-                self._control.part(self._ending.seconds_left)
+                self._control.part(self._preemption.seconds_left)
         finally:
             self._saver.close(self._folder.release)
             if self._is_listening:

@@ -35,11 +35,6 @@ class Ending:
         """Whether Ctrl-C ends the run."""
         return self._interrupted_until is not None
 
-    @property
-    def seconds_left(self) -> float:
-        """For the others, and for what comes after; infinite where nobody ends the process."""
-        return self._preemption.seconds_left
-
     def interrupt(self) -> None:
         """Ctrl-C has come: the Hub gets a moment from now on."""
         self._interrupted_until = time.monotonic() + INTERRUPTED_SECONDS

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import FormatError
 from hubshard.resume.agreement import StepAgreement
-from hubshard.resume.arguments import Grace, checked_grace, checked_notice, checked_signals
+from hubshard.resume.arguments import Grace, Notice, checked_grace, checked_notice, checked_signals
 from hubshard.steps.intervals import format_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DEFAULT_SIGNALS", "NOTICE_EXIT_CODE", "Notice", "Preemption"]
+__all__ = ["DEFAULT_SIGNALS", "NOTICE_EXIT_CODE", "Preemption"]
 
 _LOG = logging.getLogger("hubshard")
 
@@ -30,9 +30,6 @@ DEFAULT_SIGNALS: tuple[int, ...] = tuple(
 
 NOTICE_EXIT_CODE = 75
 """EX_TEMPFAIL of sysexits.h: start me again later."""
-
-Notice = Callable[[], bool | float | None]
-"""Whether this machine is about to go: False or None for no, True for yes, a number for in so many seconds."""
 
 _POLL_SECONDS = 1.0
 
@@ -56,7 +53,7 @@ class Preemption:
     Args:
         signals: that mean the end is near.
         notice: asked whether it is; None for nobody to ask.
-        grace_seconds: from a signal until the process is killed, or a duration such as "2m".
+        grace_seconds: seconds from a signal until the process is killed, or a duration such as "2m".
         agreement: with the other ranks; None where there are none.
         poll_seconds: between two calls of `notice`.
 
@@ -139,7 +136,7 @@ class Preemption:
         return self._stop is not None
 
     def stop_now(self) -> None:
-        """Stop where this rank was told to go, and the training does not ask any more."""
+        """Take the last step that was asked about as the one to stop after, if a signal was heard."""
         if self._stop is None and self._heard is not None:
             self._stop = self._asked, self._heard[0]
 

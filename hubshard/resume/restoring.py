@@ -108,10 +108,14 @@ class Restorer:
         """Restore a step, or with None the newest that every rank can read.
 
         Raises:
-            FormatError: the ranks hold different things under one name; or what `ResumeBranch.restore` raises.
+            FormatError: the ranks hold different things under one name; or the step does not fit the state, or was
+                written by a later version of hubshard.
+            NotFoundError: no such step.
+            IntegrityError: it is broken, as are all older ones.
+            StoreError: the Hub or the disk cannot be read.
         """
         team = self._team
-        check_replicas(state, team, is_begun=False)
+        check_replicas(state, team, compares_values=False)
         candidates = self._candidates(step) if team.is_first else iter(())
         while (candidate := team.first(lambda: next(candidates, None))) is not None:
             reading = _Reading(state, candidate, self._local, self._hub, is_first=team.is_first)
@@ -136,13 +140,13 @@ class Restorer:
     def _candidates(self, wanted: int | None) -> Iterator[_Candidate]:
         place = self._look()
         on_hub = set() if place is None else set(place.steps())
-        on_disk, begun = self._local.numbers(), self._local.begun()
+        on_disk, unfinished = self._local.numbers(), self._local.unfinished()
         rolled_back = self._rolled_back(place)
         there = self._there = on_hub | on_disk
         if wanted is not None and wanted not in there:
             listed = f"there are {', '.join(map(str, sorted(there)[-_MOST_NAMED:]))}" if there else "there are none"
             raise NotFoundError(f"no step {wanted} is saved; {listed}", hint="look at the branch and the folder")
-        for number in sorted(there | begun.keys(), reverse=True) if wanted is None else [wanted]:
+        for number in sorted(there | unfinished.keys(), reverse=True) if wanted is None else [wanted]:
             self._problem = None
             if wanted is None and rolled_back is not None and number > rolled_back and number not in on_hub:
                 self._problem = IntegrityError(
@@ -153,7 +157,7 @@ class Restorer:
                 yield from self._copies(number, place if number in on_hub else None, is_on_disk=number in on_disk)
                 self._pass_over(number)
             else:
-                self._on_warning(number, begun[number])
+                self._on_warning(number, unfinished[number])
 
     def _look(self) -> BranchPlace | None:
         try:
@@ -189,7 +193,7 @@ class Restorer:
         """The step that the branch was rolled back to since this disk went on from it."""
         if self._hub is None or place is None:
             return None
-        return self._local.rollbacks.newest_step(self._hub.where, place.rollbacks)
+        return self._local.rollbacks.last_valid_step(self._hub.where, place.rollbacks)
 
     def _tried(self, look: Callable[[], tuple[Step, str]]) -> tuple[Step, str] | None:
         try:

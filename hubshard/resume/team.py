@@ -123,7 +123,10 @@ class Team:
                 self._wire.any_of([False])
 
     def close(self) -> None:
-        """Cut the wire. What is under way on a thread fails: it must not take itself for alone."""
+        """Cut the wire.
+
+        A collective that is under way goes on; the next one fails, rather than take this rank for alone.
+        """
         if self._wire is not None:
             self._wire.cut()
 
@@ -195,7 +198,7 @@ class _Wire:
         self._backend = gloo_backend(name, rank, size, meet_seconds=_MEET_SECONDS, limit_seconds=_LIMIT_SECONDS)
 
     def cut(self) -> None:
-        """Close the connections, once nothing is under way on them."""
+        """Close the connections, once no collective is under way on them."""
         self._backend, self._why = None, "this rank has ended its run"
 
     def limit(self, limit_seconds: float) -> None:

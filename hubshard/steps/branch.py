@@ -263,7 +263,8 @@ class StepBranch:
     def rollback(self, step: int, *, dry_run: bool = False) -> tuple[int, ...]:
         """Remove all steps after one, in one commit, so that the next restore gives that one.
 
-        The disks of the run follow: what they hold after it is passed over. A run that saves just now is refused.
+        The disks of the run follow, also where the branch holds none: what they hold after it is passed over. A run
+        that saves just now is refused.
 
         Args:
             step: its number; it must be whole.
@@ -283,7 +284,7 @@ class StepBranch:
             newer = tuple(sorted(number for number in look.place.steps() if number > step))
             op.start(0, f"to step {step}")
             if not dry_run:
-                look.remove(newer, f"Roll back to step {step}: remove {named(newer)}", back_to=step)
+                look.roll_back(step)
             op.end(look.at.commit)
         return newer
 

@@ -19,10 +19,11 @@ from hubshard.protocols import Buffer, Revision
 from hubshard.steps.checking import FileCheck
 from hubshard.steps.freeing import Freed, free_storage, unneeded_files
 from hubshard.steps.places import BranchPlace, OpenStep, find_step, no_branch
-from hubshard.steps.rollbacks import ROLLBACKS_NAME, stage_rollback
+from hubshard.steps.rollbacks import ROLLBACKS_NAME
 from hubshard.steps.save_cost import PastSave, cost_in, step_in, step_title
 from hubshard.steps.step import MANIFEST_NAME, StepFile, step_folder, step_number
 from hubshard.steps.step_json import NewerVersionError
+from hubshard.steps.writing import commit_rollback
 
 if TYPE_CHECKING:
     from hubshard.store.hub import HubStore
@@ -157,23 +158,27 @@ class BranchLook:
         self._op.tell("verify", path, file.nbytes)
         return None
 
-    def remove(self, steps: Collection[int], message: str, *, back_to: int | None = None) -> None:
+    def remove(self, steps: Collection[int], message: str) -> None:
         """Remove steps in one commit; none where there are none.
 
         Args:
             steps: that go.
             message: of the commit.
-            back_to: the step that this rolls the branch back to, for the disks of the run; None for no rollback.
         """
         paths = [path for step in sorted(steps) for path in self.place.files(step)]
         if not paths:
             return
-        add = []
-        if back_to is not None:
-            add = [stage_rollback(self._store, self._branch, self.place.rollbacks, back_to)[0]]
         self.at = self._store.commit(
-            self._branch, parent=self.at, add=add, remove=paths, message=message, publish_id=uuid.uuid4().hex
+            self._branch, parent=self.at, add=[], remove=paths, message=message, publish_id=uuid.uuid4().hex
         )
+        self._tell_removed(steps)
+
+    def roll_back(self, step: int) -> None:
+        """Remove the steps after one; see `commit_rollback`."""
+        self.at, _ = commit_rollback(self._store, self._branch, self.place, step)
+        self._tell_removed([number for number in self.place.steps() if number > step])
+
+    def _tell_removed(self, steps: Collection[int]) -> None:
         for step in sorted(steps):
             self._op.tell(
                 "removed", step_folder(step), sum(entry.nbytes for entry in self.place.entries(step).values())

@@ -224,7 +224,8 @@ def advise(
     longest = math.inf if steps is None or step_seconds is None else steps * step_seconds
 
     wanted = best_interval_seconds(cost_seconds, mtbf_seconds)
-    shortest = max(delay_seconds, cost_seconds if wanted < cost_seconds else 0.0)  # which is all the same then
+    # of saves that follow each other: a shorter interval cannot be kept
+    shortest = max(delay_seconds, cost_seconds if wanted < cost_seconds else 0.0)
 
     def allowed(seconds: float) -> float:
         if step:

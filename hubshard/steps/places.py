@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from hubshard.errors import FormatError, HubshardError, IncompleteError, IntegrityError, NotFoundError
 from hubshard.messages import listed
 from hubshard.protocols import Entry, Reader, Revision
+from hubshard.readers import read_bytes
 from hubshard.steps.reading import LOCAL, REMOTE, StepFolder
 from hubshard.steps.rollbacks import ROLLBACKS_NAME, Rollback, decode_rollbacks
 from hubshard.steps.step import MANIFEST_NAME, Step, StepFile, step_folder, step_number
@@ -39,6 +40,7 @@ __all__ = [
 _LOG = logging.getLogger("hubshard")
 _MOST_NAMED = 5
 _MOST_MANIFEST_BYTES = 2**30
+_MOST_ROLLBACKS_BYTES = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +117,10 @@ class BranchPlace:
         self._store = store
         self._where = where
         self._folders: dict[int, dict[str, Entry]] = {}
-        self._told: Entry | None = None
+        self._rollbacks_entry: Entry | None = None
         for entry in store.list(at):
             if entry.path == ROLLBACKS_NAME:
-                self._told = entry
+                self._rollbacks_entry = entry
             folder, _, name = entry.path.partition("/")
             number = step_number(folder)
             if number is not None and name:
@@ -143,11 +145,14 @@ class BranchPlace:
         Raises:
             FormatError: what tells it is damaged, or of a later version.
         """
-        if self._told is None:
+        entry, path = self._rollbacks_entry, f"{self._where}/{ROLLBACKS_NAME}"
+        if entry is None:
             return ()
-        raw = bytearray(self._told.nbytes)
-        self._store.read(self.at, ROLLBACKS_NAME, 0, len(raw), memoryview(raw))
-        return decode_rollbacks(bytes(raw), path=f"{self._where}/{ROLLBACKS_NAME}")
+        if entry.nbytes > _MOST_ROLLBACKS_BYTES:
+            raise FormatError(
+                f"{path} has {entry.nbytes} bytes, too many for a list of rollbacks", hint="it is damaged"
+            )
+        return decode_rollbacks(read_bytes(self._store, self.at, ROLLBACKS_NAME, 0, entry.nbytes), path=path)
 
     def is_part_of(self, other: BranchPlace) -> bool:
         """Whether every file of every step here is there too, with the same content."""

@@ -56,8 +56,8 @@ class StepFolder:
         prefix: of their names in the store: "" or a folder with "/".
         where: the folder for people.
         pace: how the store is best read.
-        spare: is told why bytes from here are of no use, and gives where the same step lies too, or raises; None where
-            it lies nowhere else. It is called from several threads.
+        fallback: is told why bytes from here are of no use, and gives where the same step lies too, or raises; None
+            where it lies nowhere else. It is called from several threads.
     """
 
     store: Reader
@@ -65,7 +65,7 @@ class StepFolder:
     prefix: str
     where: str
     pace: Pace
-    spare: Callable[[HubshardError], StepFolder] | None = None
+    fallback: Callable[[HubshardError], StepFolder] | None = None
 
     def read(self, name: str, start: int, stop: int, into: memoryview) -> None:
         """Fill `into` with bytes `start` to `stop` of a file."""
@@ -210,9 +210,9 @@ class _Blocks:
         try:
             _read_blocks(self._folder, self._file, first, blocks)
         except (IntegrityError, NotFoundError, StoreError) as error:
-            if self._folder.spare is None:
+            if self._folder.fallback is None:
                 raise
-            _read_blocks(self._folder.spare(error), self._file, first, blocks)
+            _read_blocks(self._folder.fallback(error), self._file, first, blocks)
 
 
 def _read_blocks(folder: StepFolder, file: StepFile, first: int, into: memoryview) -> None:

@@ -1,4 +1,6 @@
-"""What a save cost, and whose it is: told in the message of its commit, so equal states keep equal bytes. Pure.
+"""What a save cost, and whose it is. Pure.
+
+It is told in the message of its commit rather than in the manifest, whose bytes depend on the state alone.
 
 ```
 Step 1000
@@ -36,7 +38,8 @@ class SaveCost:
     Attributes:
         stall_seconds: that the training stood still.
         write_seconds: from then until the step was on the disks of all ranks.
-        push_seconds: from then until it was committed, with what it waited for pushes before it.
+        push_seconds: from then until its files were on the Hub, just before the commit that shows it; with what it
+            waited for pushes before it.
         nbytes: of its files (bytes).
     """
 

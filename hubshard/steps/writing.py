@@ -20,6 +20,7 @@ from hubshard.protocols import Buffer, Revision, Staged, Store
 from hubshard.sizes import READ_BYTES
 from hubshard.steps.parts import FileReceipt, Part, PlannedFile
 from hubshard.steps.places import BranchPlace
+from hubshard.steps.rollbacks import stage_rollback
 from hubshard.steps.save_cost import SaveCost, step_message
 from hubshard.steps.step import MANIFEST_NAME, Step, StepFile, step_folder
 from hubshard.store.local_stage import check_free_space
@@ -32,6 +33,7 @@ __all__ = [
     "PieceStream",
     "ReadPart",
     "check_newest",
+    "commit_rollback",
     "commit_step",
     "prepare_folder",
     "stage_local",
@@ -324,3 +326,26 @@ def commit_step(
         message=step_message(step.step, cost, run),
         publish_id=f"step-{step.step}-{uuid.uuid4().hex}",
     )
+
+
+def commit_rollback(store: Store, branch: str, place: BranchPlace, step: int) -> tuple[Revision, str]:
+    """Remove the steps after one from a branch, and tell the disks of the run, in one commit on the head of `place`.
+
+    The commit is made also where the branch holds none of them: a disk may.
+
+    Returns:
+        The head, and the id of the rollback.
+
+    Raises:
+        ConflictError: somebody else pushed to the branch.
+    """
+    told, rollback = stage_rollback(store, branch, place.rollbacks, step)
+    revision = store.commit(
+        branch,
+        parent=place.at,
+        add=[told],
+        remove=[path for number in sorted(place.steps()) if number > step for path in place.files(number)],
+        message=f"Roll back to step {step}",
+        publish_id=uuid.uuid4().hex,
+    )
+    return revision, rollback.id

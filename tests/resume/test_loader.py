@@ -286,6 +286,22 @@ def test_a_state_of_other_data_is_refused_and_nothing_moves(changes: dict[str, A
     assert other.state_dict()["samples"] == 0
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"global_batch_size": 2.5}, "global_batch_size=2.5 is no whole number"), ({"seed": "a"}, "seed='a' is no whole")],
+)
+def test_arguments_that_are_no_whole_numbers_are_refused_by_name(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(FormatError, match=named):
+        loader(**changes)
+
+
+def test_a_state_that_is_none_is_refused() -> None:
+    ours = loader()
+    nothing: Any = None
+    with pytest.raises(FormatError, match="the state of the data order is None"):
+        ours.load_state_dict(nothing)
+
+
 def test_an_iterable_dataset_is_refused_with_the_way_out() -> None:
     from torch.utils.data import IterableDataset
 

@@ -465,7 +465,7 @@ def test_a_step_may_be_any_integer_and_nothing_else(tmp_path: Path) -> None:
             else:
                 assert branch.save(_state(int(step)), step)
         assert branch.restore(_state(0), step=numpy.int32(3)) == 3
-        wrongs: list[Any] = ["5", 5.0, None]
+        wrongs: list[Any] = ["5", 5.0, None, True]
         for wrong in wrongs:
             with pytest.raises(FormatError, match="is no number of a step"):
                 branch.save(_state(5), wrong)
@@ -787,7 +787,8 @@ def test_a_process_that_was_forked_is_told_so_and_may_leave(tmp_path: Path) -> N
         pid = os.fork()
         if not pid:
             told = 0
-            for call in (lambda: branch.save(_state(2), 2), branch.wait, lambda: branch.restore(_state(0))):
+            calls: list[Any] = [lambda: branch.save(_state(2), 2), branch.wait, lambda: branch.restore(_state(0))]
+            for call in calls:
                 try:
                     call()
                 except FormatError as error:
@@ -801,7 +802,8 @@ def test_a_process_that_was_forked_is_told_so_and_may_leave(tmp_path: Path) -> N
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_a_nested_tensor_is_refused_by_its_path_and_dicts_keep_the_kind_they_are_loaded_into(tmp_path: Path) -> None:
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])  # type: ignore[no-untyped-call]
+    make: Any = torch.nested.nested_tensor
+    nested = make([torch.ones(2), torch.ones(3)])
     with _open(tmp_path) as branch:
         with pytest.raises(FormatError, match=r"tensor 'a\.1' is a nested tensor"):
             branch.save({"a": [1, nested]}, 1)

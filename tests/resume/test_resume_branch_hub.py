@@ -445,6 +445,9 @@ def test_a_rollback_removes_the_newer_steps_in_one_commit_and_from_the_disk(modu
     saved(4, folder="later")  # of that number, but after the rollback, and so it counts
     saved(5, folder="later", repo=None)
     assert restored("later") == 5
+    saved(6, folder="later", repo=None)
+    assert StepBranch(repo).rollback(5) == ()  # the branch holds none that is newer, but the disk does
+    assert restored("later") == 5 and on_branch() == [1, 2, 3, 4, 5]
     """
     out = _run(module_hub, code, "org/rollback", tmp_path)
     for step in (3, 4, 5):

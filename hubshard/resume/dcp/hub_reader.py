@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from hubshard.errors import FormatError, IncompleteError, IntegrityError, NotFoundError
-from hubshard.resume.dcp.branch_instead import BranchInstead
+from hubshard.resume.dcp.branch_fallback import BranchFallback
 from hubshard.resume.dcp.planners import has_default_placing, place_value
 from hubshard.resume.dcp.torch_items import Destination, box_to_read, metadata_of
 from hubshard.steps.canonical import decode, encode
@@ -106,8 +106,8 @@ class HubReader(StorageReader):
         """
         opened = find_step(self._places(), self.step)
         if self.repo_id is not None and opened.folder.pace is LOCAL:
-            spare = BranchInstead(partial(self._on_branch, opened.step.step), opened.sha256)
-            opened = dataclasses.replace(opened, folder=dataclasses.replace(opened.folder, spare=spare))
+            fallback = BranchFallback(partial(self._on_branch, self.repo_id, opened.step.step), opened.sha256)
+            opened = dataclasses.replace(opened, folder=dataclasses.replace(opened.folder, fallback=fallback))
         self.opened = opened
         return metadata_of(self.opened.step)
 
@@ -193,12 +193,12 @@ class HubReader(StorageReader):
             raise no_branch(self.repo_id, self.branch)
         return places if at is None else [*places, BranchPlace(store, at, f"{self.repo_id}@{self.branch}")]
 
-    def _on_branch(self, step: int) -> OpenStep:
-        store = hub_store(self.repo_id or "", self._token, self._endpoint)
+    def _on_branch(self, repo_id: str, step: int) -> OpenStep:
+        store = hub_store(repo_id, self._token, self._endpoint)
         at = store.head(self.branch)
         if at is None:
-            raise no_branch(self.repo_id or "", self.branch)
-        return BranchPlace(store, at, f"{self.repo_id}@{self.branch}").open(step)
+            raise no_branch(repo_id, self.branch)
+        return BranchPlace(store, at, f"{repo_id}@{self.branch}").open(step)
 
     def _read(
         self, batch: Sequence[int], wanted: Sequence[ReadItem], places: Sequence[Destination], planner: LoadPlanner

@@ -73,7 +73,10 @@ def _settle(saver: Saver) -> None:
 
 
 def _tell_status(*_: Any) -> None:
-    """Let the process end with an error where a save failed when nobody could be told any more."""
+    """Let the process end with an error where a save failed when nobody could be told any more.
+
+    Nothing but `os._exit` sets the status by now. What was registered before this module was imported is skipped.
+    """
     if _failures and _pid == os.getpid():
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
@@ -81,4 +84,4 @@ def _tell_status(*_: Any) -> None:
         os._exit(_FAILED)
 
 
-atexit.register(_tell_status)  # on import, so that it comes after what others register
+atexit.register(_tell_status)  # on import, so that what others register from now on is called before it

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -23,10 +23,9 @@ from hubshard.protocols import Revision, Staged
 from hubshard.resume.saves.last_save import last_save
 from hubshard.steps.places import BranchPlace, OpenStep
 from hubshard.steps.retention import Retention
-from hubshard.steps.rollbacks import stage_rollback
 from hubshard.steps.save_cost import SaveCost
 from hubshard.steps.step import MANIFEST_NAME, Step, step_folder
-from hubshard.steps.writing import check_newest, commit_step
+from hubshard.steps.writing import check_newest, commit_rollback, commit_step
 from hubshard.store.patience import Patience
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ __all__ = ["HubBranch"]
 
 _LOG = logging.getLogger("hubshard")
 _MOST_REBASES = 5
+_RUN_DIGITS = 12
 _GLANCE_SECONDS = 5.0  # of silence: the training waits meanwhile
 
 
@@ -51,14 +51,23 @@ class HubBranch:
         branch: of the repo; made by the first save.
         token: of the Hub.
         endpoint: the Hub's URL.
+        run: a word of no other run, for the messages of commits.
         on_warning: is told, once, that everybody may read the repo.
 
     Attributes:
-        run: a word of no other run, for the messages of commits.
+        on_retry: is told of each further try.
+        sleep: waits until then (seconds).
     """
 
     def __init__(
-        self, repo_id: str, branch: str, *, token: Token, endpoint: str | None, on_warning: Callable[[str], None]
+        self,
+        repo_id: str,
+        branch: str,
+        *,
+        token: Token,
+        endpoint: str | None,
+        run: str,
+        on_warning: Callable[[str], None],
     ) -> None:
         self.repo_id = repo_id
         self.branch = branch
@@ -69,7 +78,7 @@ class HubBranch:
         self._is_taken = False
         self._place: BranchPlace | None = None
         self._rollbacks: tuple[str, ...] = ()
-        self.run = ""
+        self._run = run[:_RUN_DIGITS]
         self.max_retries = Patience().max_retries
         self.on_retry: OnRetry = ignore_retry
         self.sleep: Callable[[float], None] = time.sleep
@@ -101,11 +110,7 @@ class HubBranch:
         Raises:
             FormatError: what tells the rollbacks of the branch is damaged.
         """
-        self._open()
-        head = self.store.head(self.branch)
-        self._remember(head)
-        self._rollbacks = () if self._place is None else tuple(one.id for one in self._place.rollbacks)
-        return self._place
+        return self._look(self.store)
 
     def take(self) -> None:
         """The run goes on from the branch as it was last looked at: from now on it may save there."""
@@ -120,27 +125,23 @@ class HubBranch:
         Raises:
             ConflictError: somebody else has saved there; says who and when.
         """
-        if self._is_taken:
-            return
-        place = self.look()
-        newest = max(place.steps(), default=None) if place is not None else None
-        if place is not None and newest is not None and not _is_own(place, newest, is_own):
-            raise ConflictError(
-                f"{self.where} holds step {newest} already, which this run has not restored: "
-                + last_save(self._storage(), place.at),
-                hint="call restore(state) before the first save, to go on from it; or rollback(step), to go on from an "
-                "older one; or save to a branch of its own, with branch=",
-            )
-        self.take()
+        if not self._is_taken:
+            place = self.look()
+            self._take_if_own(place, _newest(place), is_own)
 
     def claim_at_once(self, is_own: Callable[[OpenStep], bool]) -> None:
-        """As `claim`, where a single question tells that there is a branch; else the first commit will see."""
+        """As `claim`, where there is a branch and the Hub answers at once; else the first commit will see."""
+        if self._is_taken:
+            return
         store = self._store(Patience(max_retries=0, stall_seconds=_GLANCE_SECONDS))
         try:
-            if not self._is_taken and store.head(self.branch) is not None:
-                self.claim(is_own)
+            if store.head(self.branch) is None:
+                return
+            place = self._look(store)
+            newest = _newest(place)
         except (NotFoundError, StoreError):
             return
+        self._take_if_own(place, newest, is_own)
 
     def peek(self) -> Collection[int]:
         """The steps on the branch now; nothing is remembered."""
@@ -175,7 +176,17 @@ class HubBranch:
         """
         for _ in range(_MOST_REBASES):
             try:
-                revision = self._commit(step, raw, staged, cost, retention, broken)
+                revision = commit_step(
+                    self.store,
+                    self.branch,
+                    parent=None if self._place is None else self._place.at,
+                    step=step,
+                    raw=raw,
+                    staged=staged,
+                    remove=self._needless(step, staged, retention, broken),
+                    cost=cost,
+                    run=self._run,
+                )
             except ConflictError as error:
                 if not self._only_lost_steps():
                     raise self._refused(error) from error
@@ -185,28 +196,16 @@ class HubBranch:
                 return revision
         raise ConflictError(f"{self.where} moves all the time", hint="look who else writes to it")
 
-    def roll_back(self, step: int, newer: Collection[int]) -> None:
-        """Remove the steps after one from the branch as it was last looked at, in one commit; the run goes on from it.
+    def roll_back(self, step: int) -> None:
+        """Remove the steps after one from the branch as it was last looked at; the run goes on from it.
 
         Raises:
             ConflictError: the branch has moved since.
         """
-        place = self._place
-        paths = [] if place is None else [path for number in sorted(newer) for path in place.files(number)]
-        if place is None or not paths:
-            self.take()
-            return
-        told, rollback = stage_rollback(self.store, self.branch, place.rollbacks, step)
-        revision = self.store.commit(
-            self.branch,
-            parent=place.at,
-            add=[told],
-            remove=paths,
-            message=f"Roll back to step {step}",
-            publish_id=uuid.uuid4().hex,
-        )
-        self._remember(revision)
-        self._rollbacks += (rollback.id,)
+        if self._place is not None:
+            revision, rollback = commit_rollback(self.store, self.branch, self._place, step)
+            self._remember(revision)
+            self._rollbacks += (rollback,)
         self.take()
 
     def _sleep(self, seconds: float) -> None:
@@ -215,37 +214,42 @@ class HubBranch:
     def _retried(self, what: str, cause: str, wait_seconds: float) -> None:
         self.on_retry(what, cause, wait_seconds)  # that of the operation which is under way
 
-    def _commit(
-        self,
-        step: Step,
-        raw: bytes,
-        staged: Sequence[Staged],
-        cost: SaveCost | None,
-        retention: Retention,
-        broken: Collection[int],
-    ) -> Revision:
+    def _needless(
+        self, step: Step, staged: Sequence[Staged], retention: Retention, broken: Collection[int]
+    ) -> list[str]:
+        """The files that the commit of a step removes.
+
+        Raises:
+            ConflictError: there is a newer step.
+        """
         place = self._place
-        there: Collection[int] = () if place is None else place.steps()
-        remove: list[str] = []
-        if place is not None:
-            dropped = {*broken} & {*there} - {step.step}
-            check_newest(place, step.step, branch=self.branch, ignored=dropped)
-            dropped |= {*retention.expired([number for number in there if number not in dropped], step.step)}
-            kept = {*(file.path for file in staged), f"{step_folder(step.step)}/{MANIFEST_NAME}"}
-            gone = [path for number in sorted({*dropped, step.step}) for path in place.files(number)]
-            remove = [path for path in gone if path not in kept]
-        parent = None if place is None else place.at
-        return commit_step(
-            self.store,
-            self.branch,
-            parent=parent,
-            step=step,
-            raw=raw,
-            staged=staged,
-            remove=remove,
-            cost=cost,
-            run=self.run or None,
-        )
+        if place is None:
+            return []
+        there = place.steps()
+        dropped = {*broken} & {*there} - {step.step}
+        check_newest(place, step.step, branch=self.branch, ignored=dropped)
+        dropped |= {*retention.expired([number for number in there if number not in dropped], step.step)}
+        kept = {*(file.path for file in staged), f"{step_folder(step.step)}/{MANIFEST_NAME}"}
+        gone = [path for number in sorted({*dropped, step.step}) for path in place.files(number)]
+        return [path for path in gone if path not in kept]
+
+    def _look(self, store: HubStore) -> BranchPlace | None:
+        self._open(store)
+        self._remember(store.head(self.branch))
+        self._rollbacks = () if self._place is None else tuple(one.id for one in self._place.rollbacks)
+        return self._place
+
+    def _take_if_own(
+        self, place: BranchPlace | None, newest: _Newest | None, is_own: Callable[[OpenStep], bool]
+    ) -> None:
+        if place is not None and newest is not None and not _is_own(newest.opened, is_own):
+            raise ConflictError(
+                f"{self.where} holds step {newest.number} already, which this run has not restored: "
+                + last_save(self._storage(), place.at),
+                hint="call restore(state) before the first save, to go on from it; or rollback(step), to go on from an "
+                "older one; or save to a branch of its own, with branch=",
+            )
+        self.take()
 
     def _refused(self, error: ConflictError) -> ConflictError:
         """The same, with who is there."""
@@ -253,7 +257,7 @@ class HubBranch:
             head = self.store.head(self.branch)
         except HubshardError:
             head = None
-        told = "" if head is None else f"; {last_save(self._storage(), head)}; this is run {self.run}"
+        told = "" if head is None else f"; {last_save(self._storage(), head)}; this is run {self._run}"
         return ConflictError(
             error.message + told,
             hint="start it again, it restores what is there; or give each run a branch of its own, with branch=",
@@ -285,13 +289,13 @@ class HubBranch:
         patience = Patience(max_retries=self.max_retries, sleep=self._sleep)
         return HubStorage(self.repo_id, token=self._token, endpoint=self._endpoint, patience=patience)
 
-    def _open(self) -> None:
+    def _open(self, store: HubStore) -> None:
         if self._is_open:
             return
         try:
-            is_private = self.store.is_private()
+            is_private = store.is_private()
         except NotFoundError:
-            self.store.create_repo(private=True)
+            store.create_repo(private=True)
             _LOG.warning("%s was not there: it is made, private", self.repo_id)
             is_private = True
         if not is_private:
@@ -302,8 +306,25 @@ class HubBranch:
         self._is_open = True
 
 
-def _is_own(place: BranchPlace, step: int, is_own: Callable[[OpenStep], bool]) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    # the newest step of a branch; None where it is broken, and nobody goes on from it
+    number: int
+    opened: OpenStep | None
+
+
+def _newest(place: BranchPlace | None) -> _Newest | None:
+    number = None if place is None else max(place.steps(), default=None)
+    if place is None or number is None:
+        return None
     try:
-        return is_own(place.open(step))
-    except (FormatError, IncompleteError, IntegrityError, NotFoundError):  # broken: nobody goes on from it
+        return _Newest(number, place.open(number))
+    except (FormatError, IncompleteError, IntegrityError, NotFoundError):
+        return _Newest(number, None)
+
+
+def _is_own(opened: OpenStep | None, is_own: Callable[[OpenStep], bool]) -> bool:
+    try:
+        return opened is not None and is_own(opened)
+    except (FormatError, IncompleteError, IntegrityError, NotFoundError):  # what the disk has of it is broken
         return False

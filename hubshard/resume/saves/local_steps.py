@@ -55,7 +55,7 @@ class LocalSteps:
         """Steps that have a manifest: all others are saves that did not end."""
         return {number for number, path in self._entries() if _is_plain(path / MANIFEST_NAME)}
 
-    def begun(self) -> dict[int, str]:
+    def unfinished(self) -> dict[int, str]:
         """Steps that have no manifest, and why they are none: their save did not end, or something was put there."""
         found = {}
         for number, path in self._entries():
@@ -121,7 +121,7 @@ class LocalSteps:
 
     def remove_unfinished(self) -> None:
         """Remove what saves that did not end have left, so that it takes no room from the next one."""
-        for number in self.begun():
+        for number in self.unfinished():
             self.remove_unless_read(number)
 
     def remove_files(self, step: int, names: Collection[str]) -> None:

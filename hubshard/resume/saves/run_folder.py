@@ -45,6 +45,8 @@ class RunFolder:
         """Keep other runs from saving there; called by all ranks.
 
         Raises:
+            FormatError: it is no folder any more.
+            StoreError: the disk refuses.
             ConflictError: another run saves there.
         """
         if not self._is_held:
@@ -61,7 +63,8 @@ class RunFolder:
         """See that the folder is still held, and take it again where it was removed under the run.
 
         Raises:
-            StoreError: it is no folder any more.
+            FormatError: it is no folder any more.
+            StoreError: the disk refuses.
             ConflictError: another run saves there.
         """
         if self._is_held and self.is_first_of_disk and not self._lock.is_there():

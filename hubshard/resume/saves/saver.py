@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,6 @@ __all__ = ["Saver"]
 
 _LOG = logging.getLogger("hubshard")
 _PARTING_SECONDS = 3.0
-_RUN_DIGITS = 12  # in the messages of commits
 
 
 class Saver:
@@ -47,7 +46,6 @@ class Saver:
         retention: which steps stay.
         max_file_bytes: bound per file.
         is_first_of_disk: see `RunFolder`.
-        run: see there.
     """
 
     def __init__(
@@ -60,7 +58,6 @@ class Saver:
         retention: Retention,
         max_file_bytes: int,
         is_first_of_disk: bool,
-        run: str,
     ) -> None:
         self._local = local
         self._hub = hub
@@ -77,7 +74,7 @@ class Saver:
         self._owed: list[Written] = []  # pushes that failed of steps that stay; of the thread that pushes
         self._is_over = threading.Event()
         if hub is not None:
-            hub.sleep, hub.run = self._rest, run[:_RUN_DIGITS]
+            hub.sleep = self._rest
         self.broken: frozenset[int] = frozenset()
         self.last_seconds = 0.0
         self._is_checked = False
@@ -110,12 +107,13 @@ class Saver:
         self._is_over.set()
 
     def raise_error(self, *, of_pushes: bool = True) -> None:
-        """Raise what failed since the last call: the newest error, which tells of those before it.
+        """Raise what failed since the last call, as one error: of a write rather than of a push.
 
         Args:
             of_pushes: whether a step that is on the disk, but not on the Hub, is one.
         """
-        error = merged([*_taken(self._failed_pushes if of_pushes else ()), *_taken(self._failed_writes)])
+        pushes = _drained(self._failed_pushes) if of_pushes else []
+        error = merged([*pushes, *_drained(self._failed_writes)])
         if error is not None:
             raise error
 
@@ -187,7 +185,7 @@ class Saver:
             raise NotFoundError(f"{where}: no step {step} is saved", hint="look at steps()")
         newer = {number for number in there if number > step}
         if self._hub is not None:
-            self._hub.roll_back(step, newer & on_hub)
+            self._hub.roll_back(step)
         return sorted(newer), None if self._hub is None else self._hub.rollbacks
 
     def _remove_after(self, step: int, rollbacks: tuple[str, ...] | None) -> None:
@@ -334,9 +332,8 @@ class Saver:
         return {other for other in self.broken if other > number}
 
 
-def _taken(errors: deque[Exception] | tuple[()]) -> Iterator[Exception]:
-    while errors:
-        yield errors.popleft()
+def _drained(queue: deque[Exception]) -> list[Exception]:
+    return [queue.popleft() for _ in range(len(queue))]
 
 
 def _tell_unsent(op: Operation, number: int, error: BaseException) -> None:

@@ -7,6 +7,7 @@ passed over, until a save goes on from there, which removes them.
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -15,6 +16,8 @@ from pathlib import Path
 from hubshard.steps.rollbacks import Rollback
 
 __all__ = ["SeenRollbacks"]
+
+_LOG = logging.getLogger("hubshard")
 
 NAME = ".rollbacks.json"
 
@@ -31,7 +34,7 @@ class SeenRollbacks:
     def __init__(self, root: Path) -> None:
         self._path = root / NAME
 
-    def newest_step(self, where: str, rollbacks: Sequence[Rollback]) -> int | None:
+    def last_valid_step(self, where: str, rollbacks: Sequence[Rollback]) -> int | None:
         """The step after which those of the folder are void; None where all count.
 
         Args:
@@ -60,7 +63,12 @@ class SeenRollbacks:
         try:
             part.write_text(json.dumps(table))
             part.replace(self._path)
-        except OSError:  # the disk is full
+        except OSError as error:  # the disk is full, say
+            _LOG.warning(
+                "%s cannot be written (%s): a later restore may bring back steps that were rolled back",
+                self._path,
+                error,
+            )
             with suppress(OSError):
                 part.unlink()
 

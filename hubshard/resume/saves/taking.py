@@ -74,13 +74,13 @@ class SnapshotTaker:
         return RankPlan.of(plans[0], share)
 
 
-def check_replicas(state: Any, team: Team, *, is_begun: bool = True) -> None:
+def check_replicas(state: Any, team: Team, *, compares_values: bool = True) -> None:
     """Refuse ranks that do not hold the same, where the state can tell.
 
     Args:
         state: of this rank.
         team: all ranks.
-        is_begun: whether the values must be alike; before a restore the names alone.
+        compares_values: whether the values must be alike; before a restore the names alone.
 
     Raises:
         FormatError: names the first rank, and the tensor.
@@ -89,7 +89,7 @@ def check_replicas(state: Any, team: Team, *, is_begun: bool = True) -> None:
     if replica is None or team.size == 1:
         return
     first = team.first(replica)
-    if not is_begun:
+    if not compares_values:
         first = replace(first, samples={})
     team.each(lambda: check_replica(replica(), first))
 

@@ -10,13 +10,13 @@ from hubshard.errors import HubshardError, IntegrityError
 from hubshard.steps.places import OpenStep
 from hubshard.steps.reading import StepFolder
 
-__all__ = ["BranchInstead"]
+__all__ = ["BranchFallback"]
 
 _LOG = logging.getLogger("hubshard")
 
 
-class BranchInstead:
-    """Looks for the step on the branch when it is first needed, and says so. Thread-safe; see `StepFolder.spare`.
+class BranchFallback:
+    """Looks for the step on the branch when it is first needed, and says so. Thread-safe; see `StepFolder.fallback`.
 
     Args:
         look: the step on the branch.
