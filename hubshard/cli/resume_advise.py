@@ -124,8 +124,8 @@ def _figures(
     """What is given, else what was measured, else what is assumed."""
     costs = None if found is None else found.cost
     if cost is None and costs is None:
-        told = "is not given" if found is None else "is told by none of the commits"
-        raise FormatError(f"what a save takes {told}", hint="give it first, such as 1.5 or 800ms")
+        message = "COST is not given" if found is None else "none of its commits tells what a save takes"
+        raise FormatError(message, hint="give it as the first argument, such as 1.5 or 800ms, or --repo")
     known = {
         "cost": None if costs is None else _Figure(max(_LEAST_SECONDS, costs.stall_seconds), "measured"),
         "delay": _Figure(0.0, "assumed") if costs is None else _Figure(costs.write_seconds, "measured"),

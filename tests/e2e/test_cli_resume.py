@@ -305,7 +305,7 @@ def test_advise_takes_the_time_of_a_step_from_when_steps_were_saved(hub: Hub, re
     assert taken == pytest.approx((apart[1] - apart[0]) % 60 / 2, abs=1e-3)
     done = run(hub, "advise", "--mtbf", "4h", "--repo", repo)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "what a save takes is told by none of the commits" in done.stderr
+    assert "none of its commits tells what a save takes" in done.stderr
 
 
 def test_advise_takes_what_is_not_given_from_the_commits_of_the_steps(
@@ -345,7 +345,7 @@ def test_advise_takes_what_is_not_given_from_the_commits_of_the_steps(
         (["x", "--mtbf", "4h"], "'x' is not a duration"),
         (["5", "--mtbf", "0"], "between failures is 0.0, and must be positive"),
         (["0", "--mtbf", "4h"], "the cost of a save is 0.0"),
-        (["--mtbf", "4h"], "what a save takes is not given"),
+        (["--mtbf", "4h"], "COST is not given"),
         (["5", "--mtbf", "4h", "--html", "/there/is/no/such/place.html"], "cannot be written"),
     ],
 )
@@ -354,6 +354,13 @@ def test_advise_refuses_nonsense_in_one_line(hub: Hub, arguments: list[str], sai
     assert (done.returncode, done.stdout) == (1, "")
     assert said in done.stderr.splitlines()[0]
     assert "Traceback" not in done.stderr
+
+
+def test_advise_says_where_saves_cannot_keep_up_with_the_failures(hub: Hub) -> None:
+    done = run(hub, "advise", "10m", "--mtbf", "5m")
+    assert done.returncode == 0, done.stderr
+    assert "Save every 10 min" in done.stdout
+    assert "Saving cannot keep up with the failures" in done.stdout
 
 
 def test_it_works_without_torch(hub: Hub, repo: str, store: HubStore, tmp_path: Path) -> None:
