@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -524,16 +525,16 @@ def test_of_the_steps_that_wait_for_a_slow_hub_the_newest_is_sent_and_those_that
 def test_a_push_is_given_up_when_the_time_runs_out_and_the_step_is_on_the_disk(module_hub: Hub, tmp_path: Path) -> None:
     code = """
     saved(1)
-    def slow(event):
-        if event.kind == "commit":
-            threading.Event().wait(0.5)
-    with run(signals=[signal.SIGTERM], grace_seconds=2.1, on_event=slow) as branch:
+    def until_it_is_over(event):
+        if event.kind == "staged":
+            branch._saver._is_over.wait(60)
+    with run(signals=[signal.SIGTERM], grace_seconds=2.1, on_event=until_it_is_over) as branch:
         signal.raise_signal(signal.SIGTERM)
         assert branch.should_save(2)
         branch.save(state(2), 2)
         assert branch.should_stop(2)
     assert branch.exit_code == 143
-    assert on_branch() in ([1], [1, 2])  # what is under way when the time runs out may still land
+    assert on_branch() == [1]
     assert restored() == 2
     assert on_branch() == [1, 2]
 
@@ -557,4 +558,5 @@ def test_a_push_is_given_up_when_the_time_runs_out_and_the_step_is_on_the_disk(m
     out = _run(module_hub, code, "org/grace", tmp_path)
     assert "step 4: " in out
     for step in (2, 3):
-        assert f"step {step} is on the disk, but not on the Hub: there was no time" in out
+        given_up = f"step {step} is on the disk, but (not on the Hub: there was no time|may not be on the Hub)"
+        assert re.search(given_up, out), out
