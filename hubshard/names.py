@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from hubshard.errors import FormatError
 
 __all__ = [
-    "MODEL",
+    "ADAPTER_STEM",
+    "DIFFUSERS_STEM",
+    "MODEL_STEM",
     "STEMS",
     "WeightName",
     "check_variant",
@@ -29,6 +31,7 @@ __all__ = [
     "is_consolidated",
     "is_numbered",
     "is_of_training",
+    "is_one_file",
     "is_pickled",
     "is_training_folder",
     "is_weight_file",
@@ -38,17 +41,22 @@ __all__ = [
     "variant_of",
 ]
 
-MODEL = "model"
+MODEL_STEM = "model"
 """The stem of transformers, and of whatever asks for no other."""
-STEMS = (MODEL, "diffusion_pytorch_model", "adapter_model")
+DIFFUSERS_STEM = "diffusion_pytorch_model"
+"""That of diffusers."""
+ADAPTER_STEM = "adapter_model"
+"""That of peft."""
+STEMS = (MODEL_STEM, DIFFUSERS_STEM, ADAPTER_STEM)
 """Stems of safetensors; where a folder holds several, the first of them is its checkpoint."""
+_PICKLED_MODEL = "pytorch_model"  # of transformers
 _SUFFIXES_OF = {
-    MODEL: {"safetensors"},
-    "pytorch_model": {"bin"},  # the pickles of `model`
-    "diffusion_pytorch_model": {"safetensors", "bin"},
-    "adapter_model": {"safetensors", "bin"},
+    MODEL_STEM: {"safetensors"},
+    _PICKLED_MODEL: {"bin"},
+    DIFFUSERS_STEM: {"safetensors", "bin"},
+    ADAPTER_STEM: {"safetensors", "bin"},
 }
-_OF_MODEL = frozenset({MODEL, "pytorch_model"})
+_OF_MODEL = frozenset({MODEL_STEM, _PICKLED_MODEL})
 _VARIANT = re.compile(r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*\Z")
 _SOME_VARIANT = r"[A-Za-z0-9_.-]+"  # what others may have written
 _NUMBER = r"-[0-9]+-of-[0-9]+"
@@ -117,18 +125,18 @@ def check_variant(variant: str | None) -> None:
         raise FormatError(f"the variant {variant!r} must be letters, digits, '_', '.' and '-', as in 'fp16'")
 
 
-def shard_name(number: int, count: int, *, variant: str | None = None, stem: str = MODEL) -> str:
+def shard_name(number: int, count: int, *, variant: str | None = None, stem: str = MODEL_STEM) -> str:
     """Name of shard `number` (from 1) of `count`; a lone shard has no number."""
     stem = f"{stem}.{variant}" if variant else stem
     return f"{stem}.safetensors" if count == 1 else f"{stem}-{number:05d}-of-{count:05d}.safetensors"
 
 
-def index_name(variant: str | None = None, *, stem: str = MODEL) -> str:
+def index_name(variant: str | None = None, *, stem: str = MODEL_STEM) -> str:
     """Name of the index of `variant`, as we write it."""
     return index_names(variant, stem=stem)[0]
 
 
-def index_names(variant: str | None = None, *, stem: str = MODEL) -> tuple[str, ...]:
+def index_names(variant: str | None = None, *, stem: str = MODEL_STEM) -> tuple[str, ...]:
     """Names that the index of `variant` may have, the usual one first."""
     if variant is None:
         return (f"{stem}.safetensors.index.json",)
@@ -147,7 +155,7 @@ def stem_of(name: str) -> str | None:
     return found.stem if found is not None and found.suffix == "safetensors" else None
 
 
-def is_weight_file(name: str, *, variant: str | None, stem: str = MODEL) -> bool:
+def is_weight_file(name: str, *, variant: str | None, stem: str = MODEL_STEM) -> bool:
     """Whether `name` (no folder) is a weight file or index of `stem` and `variant`: what a publish of those replaces.
 
     These are `model*.safetensors`, `pytorch_model*.bin`, their indexes, and for the plain variant `consolidated*`; of
@@ -157,7 +165,12 @@ def is_weight_file(name: str, *, variant: str | None, stem: str = MODEL) -> bool
     found = parse_weight_name(name)
     if found is not None:
         return found.variant == variant and (found.stem == stem or {found.stem, stem} == _OF_MODEL)
-    return stem == MODEL and variant is None and is_consolidated(name)
+    return stem == MODEL_STEM and variant is None and is_consolidated(name)
+
+
+def is_one_file(stem: str) -> bool:
+    """Whether weights of `stem` are never cut into shards: peft reads one file, and no index."""
+    return stem == ADAPTER_STEM
 
 
 def is_consolidated(name: str) -> bool:

@@ -1,9 +1,9 @@
-"""Paths of files, relative to a root and with '/' between folders: what is refused, and why there are two rules.
+"""Paths of files, relative to a root and with '/' between folders: how they are made, and what is refused.
 
-`check_plain_path` is for names that somebody else wrote (an index, a manifest, the tree of a repo) and for those that
-we publish: a file of that name must be one and the same on every disk. `check_store_path` is for what a store is asked
-to write or to delete: a repo may hold names that some disks cannot, and one must be able to get rid of them; it
-refuses what would leave the root, or what no repo takes.
+There are two rules. `check_plain_path` is for names that somebody else wrote (an index, a manifest, the tree of a repo)
+and for those that we publish: a file of that name must be one and the same on every disk. `check_store_path` is for
+what a store is asked to write or to delete: a repo may hold names that some disks cannot, and one must be able to get
+rid of them; it refuses what would leave the root, or what no repo takes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,18 @@ from collections.abc import Iterable
 from hubshard.errors import FormatError
 from hubshard.messages import brief
 
-__all__ = ["case_key", "check_case", "check_plain_path", "check_store_path"]
+__all__ = ["case_key", "check_case", "check_plain_path", "check_store_path", "path_in"]
 
 _MAX_PART_BYTES = 255  # of a file name on all common file systems
 _RESERVED_ON_WINDOWS = re.compile(
     r"(?:con|prn|aux|nul|conin\$|conout\$|(?:com|lpt)[0-9\u00b9\u00b2\u00b3])\s*(?:\.|\Z)", re.IGNORECASE
 )
 _DRIVE = re.compile(r"[A-Za-z]:")
+
+
+def path_in(folder: str, name: str) -> str:
+    """The path of `name` in `folder`, "" of which is the root; of the name "", what all paths in it begin with."""
+    return f"{folder}/{name}" if folder else name
 
 
 def check_plain_path(file: str, *, path: str, hint: str = "do not load this checkpoint") -> None:

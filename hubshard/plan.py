@@ -21,7 +21,8 @@ from hubshard.header import (
 )
 from hubshard.index import encode_index
 from hubshard.messages import brief
-from hubshard.names import MODEL, check_variant, index_name, is_weight_file, shard_name
+from hubshard.names import MODEL_STEM, check_variant, index_name, is_one_file, is_weight_file, shard_name
+from hubshard.paths import path_in
 from hubshard.tensors import DTYPE_BITS, TensorSpec
 
 __all__ = [
@@ -43,7 +44,6 @@ MAX_SHARDS = 10_000
 """Files that a folder should hold at most (https://huggingface.co/docs/hub/storage-limits)."""
 _OFFSET_DIGITS = len(str(MAX_FILE_BYTES))
 _DIGITS = re.compile(r"\d+")
-_IN_ONE_FILE = frozenset({"adapter_model"})  # peft reads one file, and no index
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class ShardPlan:
     shards: tuple[Shard, ...]
     variant: str | None
     oversized: tuple[str, ...]
-    stem: str = MODEL
+    stem: str = MODEL_STEM
     folder: str = ""
 
     @cached_property
@@ -106,7 +106,7 @@ class ShardPlan:
 
     def path_of(self, name: str) -> str:
         """The path of a file of its folder."""
-        return _within(self.folder, name)
+        return path_in(self.folder, name)
 
     def replaces(self, path: str) -> bool:
         """Whether a file is one that these files take the place of: weights of that folder, stem and variant."""
@@ -133,7 +133,7 @@ class ShardPlan:
 
 def bound_of(stem: str, max_shard_bytes: int) -> int:
     """How large a file of this stem may be, where `max_shard_bytes` was asked for (bytes)."""
-    return MAX_FILE_BYTES if stem in _IN_ONE_FILE else max_shard_bytes
+    return MAX_FILE_BYTES if is_one_file(stem) else max_shard_bytes
 
 
 def natural_key(name: str) -> str:
@@ -154,7 +154,7 @@ def plan_shards(
     variant: str | None = None,
     aliases: Mapping[str, str] | None = None,
     metadata: Mapping[str, str] | None = None,
-    stem: str = MODEL,
+    stem: str = MODEL_STEM,
     folder: str = "",
 ) -> ShardPlan:
     """Distribute tensors over files of at most `max_shard_bytes`, header included.
@@ -188,24 +188,20 @@ def plan_shards(
         aliases_of.setdefault(name, {})[alias] = name
     bound = bound_of(stem, max_shard_bytes)
     groups = list(_groups(ordered, bound, common, aliases_of))
-    if stem in _IN_ONE_FILE and len(groups) > 1:
+    if is_one_file(stem) and len(groups) > 1:
         raise FormatError(f"the tensors are too many, or too large, for one file, and peft reads but one {stem}")
     shards = []
     for number, group in enumerate(groups, start=1):
         own = _own_aliases(group, aliases_of) if aliases_of else {}
         in_file = tuple(sorted(group, key=lambda spec: -DTYPE_BITS[spec.dtype]))
         name = shard_name(number, len(groups), variant=variant, stem=stem)
-        shards.append(Shard(_within(folder, name), in_file, own | common))
+        shards.append(Shard(path_in(folder, name), in_file, own | common))
     return ShardPlan(tuple(shards), variant, _oversized(shards, bound), stem, folder)
 
 
 def _oversized(shards: Sequence[Shard], max_shard_bytes: int) -> tuple[str, ...]:
     alone = (shard for shard in shards if len(shard.specs) == 1)
     return tuple(shard.specs[0].name for shard in alone if shard.nbytes > max_shard_bytes)
-
-
-def _within(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
 
 
 def _own_aliases(specs: Sequence[TensorSpec], aliases_of: Mapping[str, Mapping[str, str]]) -> dict[str, str]:

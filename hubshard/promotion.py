@@ -23,7 +23,7 @@ from hubshard.readers import read_bytes
 from hubshard.sizes import parse_size
 from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
 from hubshard.sources.model_config import config_of, config_with_dtype, stem_for
-from hubshard.steps.source import MODEL, StepSource, open_step
+from hubshard.steps.source import MODEL_PART, StepSource, open_step
 from hubshard.store.hub import HubStore
 from hubshard.store.hub_client import Token
 from hubshard.store.opening import Opened, open_target
@@ -58,7 +58,7 @@ def promote(
     repo_id: str,
     *,
     step: int | None = None,
-    part: str = MODEL,
+    part: str = MODEL_PART,
     branch: str = "resume",
     resume_repo_id: str | None = None,
     local_dir: str | os.PathLike[str] | None = None,

@@ -26,7 +26,7 @@ from hubshard.fetch.on_disk import check_own_folder
 from hubshard.fetch.parts import Part, clean_parts, name_of
 from hubshard.fetch.record import Record, clean_scratch, read_record, scratch, write_record
 from hubshard.fetch.selection import Selection, holds_weights, is_entry_point
-from hubshard.names import MODEL, is_weight_file, parse_weight_name
+from hubshard.names import MODEL_STEM, is_weight_file, parse_weight_name
 from hubshard.protocols import Entry, Revision
 
 __all__ = ["FolderLayout"]
@@ -223,7 +223,7 @@ class FolderLayout:
         """The weights that may be stale, of each folder that gets some: of the stems and variants that it gets."""
         kinds: dict[PurePosixPath, set[_Kind]] = {}
         for path in map(PurePosixPath, filter(holds_weights, taken)):
-            of_folder = kinds.setdefault(path.parent, {(MODEL, self._variant)})
+            of_folder = kinds.setdefault(path.parent, {(MODEL_STEM, self._variant)})
             name = parse_weight_name(path.name)
             if name is not None:  # a folder without the variant gets its plain weights
                 of_folder |= {(name.stem, self._variant), (name.stem, name.variant)}

@@ -17,6 +17,7 @@ from hubshard.errors import FormatError, IncompleteError, NotFoundError, UnsafeF
 from hubshard.index import decode_index
 from hubshard.messages import listed
 from hubshard.names import (
+    ADAPTER_STEM,
     index_names,
     indexed_suffix,
     is_consolidated,
@@ -213,7 +214,7 @@ def _weights(usable: Sequence[Entry], variant: str | None, read_index: ReadIndex
         group = variants.get(variant) or variants.get(None)
         if group is not None:
             chosen |= {entry.path: entry for entry in _whole(group, by_path, folder / stem, read_index, where)}
-        elif stem != "adapter_model":  # an adapter is no part of the model
+        elif stem != ADAPTER_STEM:  # an adapter is no part of the model
             there = ", ".join(sorted(name for name in variants if name))
             raise NotFoundError(
                 f"{where}: {folder / stem}: there are only weights of the variants {there}",

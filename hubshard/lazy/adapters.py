@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hubshard.errors import FormatError, StoreError
+from hubshard.paths import path_in
 from hubshard.readers import read_bytes
 from hubshard.sizes import READ_BYTES
 from hubshard.sources.model_config import MAX_CONFIG_BYTES, config_of
@@ -77,7 +78,7 @@ def find_adapter(
         opened = open_target(source, revision=revision, token=token, endpoint=endpoint)
     except StoreError:  # no network: what is in the cache is a model
         return None
-    prefix = f"{subfolder}/" if subfolder else ""
+    prefix = path_in(subfolder, "")
     for entry in opened.store.list(opened.at):
         if entry.path == prefix + _CONFIG:
             if entry.nbytes > MAX_CONFIG_BYTES:

@@ -28,6 +28,7 @@ from hubshard.lazy.reading import (
 )
 from hubshard.lazy.torch_dtypes import torch_dtype, torch_shape
 from hubshard.manifest import Manifest
+from hubshard.paths import path_in
 from hubshard.protocols import Reader, Revision, Source
 from hubshard.readers import read_bytes
 from hubshard.sources.safetensors import SafetensorsSource
@@ -280,7 +281,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             return path.read_bytes()
         if self.store is None or self.at is None:
             return None
-        path_in_store = f"{self.folder}/{name}" if self.folder else name
+        path_in_store = path_in(self.folder, name)
         for entry in self.store.list(self.at):
             if entry.path == path_in_store:
                 _check_small(name, entry.nbytes)

@@ -18,7 +18,7 @@ from hubshard.lazy.verifying import promised, verify_files
 from hubshard.protocols import Source
 from hubshard.readers import ListedReader
 from hubshard.sources.several import variants_by_folder
-from hubshard.steps.source import MODEL, StepSource
+from hubshard.steps.source import MODEL_PART, StepSource
 from hubshard.store.local import LocalStore
 from hubshard.store.lone_file import LoneFile
 from hubshard.store.opening import Opened, open_path, open_target
@@ -36,7 +36,7 @@ def open_checkpoint(
     *,
     revision: str | None = None,
     step: WhichStep | None = None,
-    part: str = MODEL,
+    part: str = MODEL_PART,
     variant: str | None = None,
     subfolder: str = "",
     verify: bool = False,
@@ -74,7 +74,7 @@ def open_checkpoint(
     """
     op = Operation("load", _name(source), on_event)
     where: dict[str, Any] = {"revision": revision, "subfolder": subfolder, "token": token, "endpoint": endpoint}
-    if step is None and part != MODEL:
+    if step is None and part != MODEL_PART:
         raise FormatError(f"only a step has a part {part!r}", hint='name the step too, or step="newest"')
     if step is not None:
         if variant is not None:

@@ -23,7 +23,7 @@ from hubshard.lazy.checkpoint import Checkpoint
 from hubshard.lazy.opening import opened
 from hubshard.lazy.steps import WhichStep
 from hubshard.messages import brief
-from hubshard.paths import check_plain_path
+from hubshard.paths import check_plain_path, path_in
 from hubshard.protocols import Source
 from hubshard.readers import read_bytes
 from hubshard.sources.model_config import MAX_CONFIG_BYTES, config_of
@@ -333,7 +333,7 @@ def _small_files(checkpoint: Checkpoint, *, with_code: bool) -> Iterator[Path | 
     if store is None or at is None:
         yield None
         return
-    prefix = f"{folder}/" if folder else ""
+    prefix = path_in(folder, "")
     with TemporaryDirectory(prefix="hubshard-") as scratch:
         for entry in store.list(at):
             path = entry.path.removeprefix(prefix)

@@ -11,9 +11,11 @@ from pathlib import Path
 from hubshard.errors import FormatError, HubshardError, NotFoundError, UnsafeFormatError
 from hubshard.messages import listed
 from hubshard.names import (
-    MODEL,
+    ADAPTER_STEM,
+    MODEL_STEM,
     STEMS,
     is_of_training,
+    is_one_file,
     is_pickled,
     is_weight_file,
     parse_weight_name,
@@ -21,6 +23,7 @@ from hubshard.names import (
     stem_of,
     variant_of,
 )
+from hubshard.paths import path_in
 from hubshard.plan import Shard, ShardPlan, bound_of, plan_shards
 from hubshard.protocols import Entry, Source
 from hubshard.publish.left_out import Choice
@@ -58,7 +61,7 @@ class _Checkpoint:
     is_variant: bool
 
     def path_of(self, name: str) -> str:
-        return f"{self.folder}/{name}" if self.folder else name
+        return path_in(self.folder, name)
 
 
 def from_store(
@@ -131,7 +134,7 @@ def _folders(paths: Sequence[str], exclude: Sequence[str]) -> Sequence[str]:
     if MODEL_INDEX not in in_root and any(map(_holds_weights, in_root)):
         return [""]
     stems = {stem_of(name) for folder in found for name in _names_in(folder, paths)} - {None}
-    if _OF_FOLDERS.isdisjoint(in_root) and stems != {"adapter_model"}:
+    if _OF_FOLDERS.isdisjoint(in_root) and stems != {ADAPTER_STEM}:
         return [""]
     for path in paths:
         folder, _, name = path.rpartition("/")
@@ -177,7 +180,7 @@ def _refuse_missing(opened: Opened, entries: Sequence[Entry], exclude: Sequence[
 
 def _is_excluded(component: str, entries: Iterable[Entry], exclude: Sequence[str]) -> bool:
     """Whether somebody has asked to leave the component out, or its weights, be they there or not."""
-    prefix = f"{component}/"
+    prefix = path_in(component, "")
     weights = {component, prefix, *(prefix + shard_name(1, 1, stem=stem) for stem in STEMS)}
     weights |= {e.path for e in entries if e.path.startswith(prefix) and stem_of(e.path.rpartition("/")[2])}
     return any(fnmatch(path, pattern) for path in weights for pattern in exclude)
@@ -204,10 +207,10 @@ def _checkpoint(opened: Opened, paths: Sequence[str], folder: str, layout: Layou
         )
     stem = stem_of(_first_file(source).rpartition("/")[2])
     if stem is None:
-        config = f"{folder}/{_CONFIG}" if folder else _CONFIG
+        config = path_in(folder, _CONFIG)
         entry = by_path.get(config)
         raw = None if entry is None else read_bytes(opened.store, opened.at, config, 0, entry.nbytes)
-        stem = MODEL if raw is None else stem_for(config_of(raw, path=config))
+        stem = MODEL_STEM if raw is None else stem_for(config_of(raw, path=config))
     return _Checkpoint(folder, source, stem, has_variant)
 
 
@@ -217,7 +220,7 @@ def _names_in(folder: str, paths: Iterable[str]) -> Sequence[str]:
 
 def _has_variant(names: Collection[str], variant: str | None, preferred: str | None) -> bool:
     there = {stem_of(name) for name in names}
-    stem = preferred or next((stem for stem in STEMS if stem in there), MODEL)
+    stem = preferred or next((stem for stem in STEMS if stem in there), MODEL_STEM)
     return any(is_weight_file(name, variant=variant, stem=stem) for name in names)
 
 
@@ -265,8 +268,7 @@ def _kept_plan(checkpoint: _Checkpoint, layout: Layout) -> ShardPlan | None:
         checkpoint.path_of(shard_name(n, len(names), variant=layout.variant, stem=stem))
         for n in range(1, len(names) + 1)
     ]
-    is_sharded_adapter = bound != layout.max_shard_bytes and len(names) > 1
-    if layout.dtype or sorted(names) != expected or not source.specs() or is_sharded_adapter:
+    if layout.dtype or sorted(names) != expected or not source.specs() or (is_one_file(stem) and len(names) > 1):
         return None
     in_file: dict[str, list[tuple[int, str]]] = {name: [] for name in expected}
     for piece in source.manifest.pieces:
@@ -309,14 +311,14 @@ def beside_weights(
         choice: what goes along at all.
         stems: of the checkpoints, by folder: other weights of such a folder that have that stem, or `model`, stay.
     """
-    stems = {"": MODEL} | dict(stems or {})
+    stems = {"": MODEL_STEM} | dict(stems or {})
     files, notes = [], []
     for entry in entries:
         path = entry.path
         if not choice.takes(path):
             continue
         folder, _, name = path.rpartition("/")
-        own = {MODEL, stems[folder]} if folder in stems else set()
+        own = {MODEL_STEM, stems[folder]} if folder in stems else set()
         if any(is_weight_file(name, variant=variant_of(name), stem=stem) for stem in own):
             if not path.endswith(".json"):
                 notes.append(f"{path} is left out: it is no part of the checkpoint that is published")

@@ -9,9 +9,9 @@ from typing import Any
 
 from hubshard.errors import FormatError, HubshardError
 from hubshard.messages import brief, counted, listed
-from hubshard.names import MODEL, is_weight_file, parse_weight_name
-from hubshard.paths import check_case, check_plain_path, check_store_path
-from hubshard.plan import MAX_INDEX_BYTES, MAX_SHARDS, ShardPlan, bound_of, plan_shards
+from hubshard.names import ADAPTER_STEM, MODEL_STEM, is_one_file, is_weight_file, parse_weight_name
+from hubshard.paths import check_case, check_plain_path, check_store_path, path_in
+from hubshard.plan import MAX_INDEX_BYTES, MAX_SHARDS, ShardPlan, plan_shards
 from hubshard.protocols import Buffer, Source
 from hubshard.shardfile import stream_shard
 from hubshard.sizes import READ_BYTES, format_size
@@ -160,7 +160,7 @@ def from_memory(
     *,
     companions: Sequence[object] = (),
     whole: Whole | None = None,
-    stem: str = MODEL,
+    stem: str = MODEL_STEM,
 ) -> Outgoing:
     """A state dict, an `nn.Module`, a model of transformers, diffusers or peft, a pipeline, or any `Source`.
 
@@ -187,7 +187,7 @@ def from_memory(
         components = [Component.of(each, layout, folder=folder) for folder, each in sorted(holding.items())]
     files = [OutFile.of(path, data) for path, data in parts.files.items()]
     for folder, each in parts.folders.items():
-        files += [OutFile.of(f"{folder}/{path}", data) for path, data in each.files.items()]
+        files += [OutFile.of(path_in(folder, path), data) for path, data in each.files.items()]
     files += [OutFile.of(path, data, default=True) for path, data in parts.default_files.items()]
     return outgoing_of(components, files, layout)
 
@@ -236,7 +236,7 @@ def outgoing_of(
 
 def _refuse_variant_of_adapter(plans: Iterable[ShardPlan], variant: str) -> None:
     for plan in plans:
-        if plan.stem == "adapter_model":
+        if plan.stem == ADAPTER_STEM:
             raise FormatError(
                 f"{plan.shards[0].path}: peft loads no variant of an adapter, so nothing could read this one",
                 hint=f"leave the variant {variant!r} out, and publish to another repo or branch; a dtype needs none",
@@ -250,6 +250,6 @@ def _notes_on(plan: ShardPlan, layout: Layout) -> Iterator[str]:
         yield f"{place}{these} larger than the bound of a shard: {listed([brief(name) for name in plan.oversized])}"
     if len(plan.shards) > MAX_SHARDS:
         yield f"{place}there are {len(plan.shards)} shards: {_MANY_SHARDS}"
-    if layout.max_shard_bytes < plan.nbytes <= bound_of(plan.stem, layout.max_shard_bytes):
+    if is_one_file(plan.stem) and plan.nbytes > layout.max_shard_bytes:
         [shard] = plan.shards
         yield f"{shard.path} has {format_size(shard.nbytes)}, more than the bound of a shard: peft reads one file alone"

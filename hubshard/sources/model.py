@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import FormatError, HubshardError
-from hubshard.names import MODEL
+from hubshard.names import ADAPTER_STEM, DIFFUSERS_STEM, MODEL_STEM
 from hubshard.sources.card import model_card
 from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
 from hubshard.sources.packed import logical_parameters
@@ -71,7 +71,7 @@ class ModelParts:
     default_files: Mapping[str, bytes] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     total_parameters: int | None = None
-    stem: str = MODEL
+    stem: str = MODEL_STEM
     folders: Mapping[str, ModelParts] = field(default_factory=dict)
 
 
@@ -208,10 +208,10 @@ def _adapter_parts(model: Any, whole: Whole | None) -> ModelParts:
     folders = {}
     for folder, adapter in adapters_of(model, _state_dict(model, whole)).items():
         files = _written(adapter.write_config)
-        folders[folder] = ModelParts(adapter.state_dict, files=files, stem="adapter_model")
+        folders[folder] = ModelParts(adapter.state_dict, files=files, stem=ADAPTER_STEM)
     total = sum(value.numel() for parts in folders.values() for value in parts.state_dict.values())
     card = model_card(_class_name(model), library="peft", parameters=total, base_model=base_model_of(model))
-    root = folders.pop("", ModelParts(stem="adapter_model"))
+    root = folders.pop("", ModelParts(stem=ADAPTER_STEM))
     return replace(root, default_files={"README.md": card}, folders=folders)
 
 
@@ -235,7 +235,7 @@ def _diffusers_parts(model: Any, whole: Whole | None) -> ModelParts:
         files=files,
         default_files={"README.md": card},
         total_parameters=total,
-        stem="diffusion_pytorch_model",
+        stem=DIFFUSERS_STEM,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hubshard.errors import FormatError
-from hubshard.names import MODEL
+from hubshard.names import DIFFUSERS_STEM, MODEL_STEM
 
 __all__ = ["MAX_CONFIG_BYTES", "config_of", "config_with_dtype", "stem_for"]
 
@@ -34,7 +34,7 @@ def config_of(raw: bytes, *, path: str = "config.json") -> dict[str, Any]:
 
 def stem_for(config: Mapping[str, Any]) -> str:
     """The stem under which the loader that a `config.json` is for looks for weights: that of diffusers tells of it."""
-    return "diffusion_pytorch_model" if "_diffusers_version" in config else MODEL
+    return DIFFUSERS_STEM if "_diffusers_version" in config else MODEL_STEM
 
 
 def config_with_dtype(raw: bytes, dtype: str, *, path: str = "config.json") -> bytes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hubshard.errors import FormatError
-from hubshard.names import stem_of
+from hubshard.names import ADAPTER_STEM, stem_of
+from hubshard.paths import path_in
 from hubshard.protocols import Entry, Reader, Revision
 from hubshard.readers import read_bytes
 from hubshard.sources.model_config import MAX_CONFIG_BYTES, config_of, stem_for
@@ -31,12 +32,12 @@ def stem_by_config(store: Reader, at: Revision, entries: Mapping[str, Entry], fo
     Raises:
         FormatError: its config is no JSON object, or too large to be one; names it.
     """
-    prefix = f"{folder}/" if folder else ""
+    prefix = path_in(folder, "")
     here = {path.removeprefix(prefix) for path in entries if path.startswith(prefix)}
     if len({stem_of(name) for name in here if "/" not in name} - {None}) < 2:
         return None
     if _CONFIG not in here:
-        return "adapter_model" if _ADAPTER_CONFIG in here else None
+        return ADAPTER_STEM if _ADAPTER_CONFIG in here else None
     entry = entries[prefix + _CONFIG]
     if entry.nbytes > MAX_CONFIG_BYTES:
         raise FormatError(f"{entry.path} has {entry.nbytes} bytes, too many for a config")

@@ -9,7 +9,8 @@ from pathlib import PurePosixPath
 from hubshard.errors import FormatError, IncompleteError, NotFoundError, UnsafeFormatError
 from hubshard.messages import listed
 from hubshard.names import (
-    MODEL,
+    DIFFUSERS_STEM,
+    MODEL_STEM,
     STEMS,
     check_variant,
     index_name,
@@ -23,7 +24,7 @@ from hubshard.names import (
     stem_of,
     variant_of,
 )
-from hubshard.paths import check_plain_path
+from hubshard.paths import check_plain_path, path_in
 from hubshard.protocols import Entry
 
 __all__ = ["WeightFiles", "checkpoint_folders", "find_weight_files", "prefers_index"]
@@ -65,7 +66,7 @@ def checkpoint_folders(paths: Iterable[str]) -> tuple[str, ...]:
 
 def prefers_index(stem: str) -> bool:
     """Whether the loaders of `stem` take its index where a single file lies beside it; those of transformers do not."""
-    return stem == "diffusion_pytorch_model"
+    return stem == DIFFUSERS_STEM
 
 
 def _is_aside(folder: str) -> bool:
@@ -94,7 +95,7 @@ def find_weight_files(
         FormatError: several single files, none of which has the usual name.
     """
     check_variant(variant)
-    prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
+    prefix = path_in(folder.strip("/"), "")
     names = [name.removeprefix(prefix) for name in entries if name.startswith(prefix)]
     if path is not None:
         return _given(prefix, names, path)
@@ -114,7 +115,7 @@ def find_weight_files(
 def _stem(names: Iterable[str], variant: str | None, preferred: str | None) -> str:
     stems = {name: stem for name in names if (stem := stem_of(name))}
     there = {stem for name, stem in stems.items() if variant_of(name) == variant} or set(stems.values())
-    return next((stem for stem in (preferred, *STEMS) if stem is not None and stem in there), MODEL)
+    return next((stem for stem in (preferred, *STEMS) if stem is not None and stem in there), MODEL_STEM)
 
 
 def _given(prefix: str, names: Sequence[str], path: str) -> WeightFiles:

@@ -22,9 +22,9 @@ from hubshard.steps.reading import REMOTE, copy_runs, part_manifest
 from hubshard.steps.step import Placement, Step, TreePath
 from hubshard.tensors import Box, TensorSpec
 
-__all__ = ["MODEL", "PartManifest", "StepSource", "open_step"]
+__all__ = ["MODEL_PART", "PartManifest", "StepSource", "open_step"]
 
-MODEL = "model"
+MODEL_PART = "model"
 """The key under which a training state holds its model."""
 
 _COMPILED = "_orig_mod."  # what torch.compile puts before the names of what it wraps
@@ -45,7 +45,7 @@ class StepSource:
         left_out: what lies in the part and is no tensor.
     """
 
-    def __init__(self, opened: OpenStep, part: str = MODEL, *, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, opened: OpenStep, part: str = MODEL_PART, *, kept_bytes: int = KEPT_BYTES) -> None:
         """Look at the manifest, not at the tensors.
 
         Args:

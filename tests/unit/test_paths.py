@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from hubshard.errors import FormatError
-from hubshard.paths import check_case, check_plain_path, check_store_path
+from hubshard.paths import check_case, check_plain_path, check_store_path, path_in
+
+
+def test_the_root_has_no_name_in_a_path() -> None:
+    assert [path_in(folder, "x") for folder in ("", "a", "a/b")] == ["x", "a/x", "a/b/x"]
+    assert [path_in(folder, "") for folder in ("", "a", "a/b")] == ["", "a/", "a/b/"]
 
 
 @pytest.mark.parametrize(

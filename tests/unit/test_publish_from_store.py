@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hubshard.errors import FormatError, HubshardError, IncompleteError, NotFoundError, UnsafeFormatError
-from hubshard.plan import plan_shards
+from hubshard.plan import MAX_FILE_BYTES, plan_shards
 from hubshard.publish.from_store import from_store
 from hubshard.publish.outgoing import Layout, Outgoing
 from hubshard.publish.staging import publish_key
@@ -237,6 +237,17 @@ def test_a_variant_of_an_adapter_is_refused_since_peft_loads_none(tmp_path: Path
     with pytest.raises(FormatError, match=r"adapter_model\.fp16\.safetensors: peft loads no variant") as caught:
         outgoing(write(tmp_path, *paths), variant="fp16")
     assert "another repo or branch" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("max_shard_bytes", [10**9, MAX_FILE_BYTES])
+def test_shards_of_an_adapter_are_joined_whatever_the_bound(tmp_path: Path, max_shard_bytes: int) -> None:
+    plan = plan_shards(SPECS, max_shard_bytes=1200)
+    for shard in plan.shards:
+        content = shard.header + bytes(sum(spec.nbytes for spec in shard.specs))
+        (tmp_path / f"adapter_{shard.name}").write_bytes(content)
+    (tmp_path / "adapter_model.safetensors.index.json").write_bytes(plan.index().replace(b"model-", b"adapter_model-"))
+    out = outgoing(tmp_path, max_shard_bytes=max_shard_bytes)
+    assert [shard.path for shard in out.shards] == ["adapter_model.safetensors"]
 
 
 def test_a_component_that_is_excluded_stays(tmp_path: Path) -> None:
