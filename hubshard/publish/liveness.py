@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 
-__all__ = ["Lifeline", "Watch"]
+__all__ = ["Lifeline", "Peer"]
 
 _CONNECT_SECONDS = 3.0
 _MOST_CONNECTIONS = 256  # a process may have 1024 files open, as a rule; whoever comes later gets no answer
@@ -24,7 +24,7 @@ class Lifeline:
     """Takes connections, and keeps them for as long as this process lives, or until it is closed.
 
     Attributes:
-        address: for `Watch`; "" where none can be taken.
+        address: for `Peer`; "" where none can be taken.
     """
 
     def __init__(self) -> None:
@@ -63,11 +63,11 @@ class Lifeline:
                 connection.sendall(self._greeting.encode())
 
 
-class Watch:
-    """The other end of a `Lifeline`.
+class Peer:
+    """Another process, seen from the other end of its `Lifeline`.
 
     Args:
-        address: of it.
+        address: of that.
     """
 
     def __init__(self, address: str) -> None:
@@ -76,7 +76,7 @@ class Watch:
         self._has_ended = False
 
     def has_ended(self) -> bool:
-        """Whether the other process, or its lifeline, is gone; False where that is not known."""
+        """Whether it, or its lifeline, is gone; False where that is not known."""
         if self._connection is None:
             return self._has_ended
         try:

@@ -16,7 +16,7 @@ from typing import Any
 from hubshard.errors import FormatError, StoreError
 from hubshard.protocols import Staged
 from hubshard.publish.delivery import Delivery, Published, Work
-from hubshard.publish.liveness import Lifeline, Watch
+from hubshard.publish.liveness import Lifeline, Peer
 from hubshard.publish.meeting import KeyStore, polled, reachable
 from hubshard.publish.outgoing import Outgoing
 from hubshard.publish.upload import Upload
@@ -90,8 +90,8 @@ class Replicas:
     def follow(self, to: Delivery, outgoing: Outgoing, work: Work) -> Published:
         """See `Together`."""
         del to
-        with reachable(), closing(Watch(self._store.get(f"{self._key}/lifeline").decode())) as watch:
-            told = self._outcome(watch)
+        with reachable(), closing(Peer(self._store.get(f"{self._key}/lifeline").decode())) as leader:
+            told = self._outcome(leader)
             self._store.add(f"{self._key}/followed", 1)
         if "error" in told:
             raise error_of(told["error"])
@@ -128,10 +128,10 @@ class Replicas:
         with suppress(RuntimeError):
             self._store.set(f"{self._key}/done", told_bytes(outcome).decode())
 
-    def _outcome(self, watch: Watch) -> Any:
+    def _outcome(self, leader: Peer) -> Any:
         last, since = b"", time.monotonic()
         for _ in polled(_FOREVER_SECONDS, longest_seconds=_LONGEST_POLL_SECONDS):
-            has_ended = watch.has_ended()  # asked first: it may have told what came of it, and ended
+            has_ended = leader.has_ended()  # asked first: it may have told what came of it, and ended
             if self._store.check([f"{self._key}/done"]):
                 break
             if has_ended:

@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from hubshard.publish.liveness import Lifeline, Watch
+from hubshard.publish.liveness import Lifeline, Peer
 
 PROGRAM = """
 import sys, time
@@ -23,11 +23,11 @@ sys.stdin.read()
 PATIENCE_SECONDS = 30
 
 
-def ends(watch: Watch) -> bool:
+def ends(peer: Peer) -> bool:
     until = time.monotonic() + PATIENCE_SECONDS
-    while not watch.has_ended() and time.monotonic() < until:
+    while not peer.has_ended() and time.monotonic() < until:
         time.sleep(0.01)
-    return watch.has_ended()
+    return peer.has_ended()
 
 
 def test_a_process_that_is_killed_is_seen_by_all_who_watch_it() -> None:
@@ -36,29 +36,29 @@ def test_a_process_that_is_killed_is_seen_by_all_who_watch_it() -> None:
     ) as process:
         assert process.stdout is not None
         address = process.stdout.readline()
-        watches = [Watch(address) for _ in range(3)]
-        assert not any(watch.has_ended() for watch in watches)
+        peers = [Peer(address) for _ in range(3)]
+        assert not any(peer.has_ended() for peer in peers)
         process.kill()
-        assert [ends(watch) for watch in watches] == [True] * 3
-        for watch in watches:
-            watch.close()
+        assert [ends(peer) for peer in peers] == [True] * 3
+        for peer in peers:
+            peer.close()
 
 
 def test_a_lifeline_that_is_closed_is_seen() -> None:
     lifeline = Lifeline()
-    with closing(Watch(lifeline.address)) as watch:
-        assert not watch.has_ended()
+    with closing(Peer(lifeline.address)) as peer:
+        assert not peer.has_ended()
         lifeline.close()
-        assert ends(watch)
+        assert ends(peer)
 
 
 def test_a_connection_that_ends_on_the_way_is_made_anew() -> None:
     lifeline = Lifeline()
-    with closing(lifeline), closing(Watch(lifeline.address)) as watch:
+    with closing(lifeline), closing(Peer(lifeline.address)) as peer:
         for connection in lifeline._kept:
             connection.shutdown(socket.SHUT_RDWR)
         for _ in range(20):
-            assert not watch.has_ended()
+            assert not peer.has_ended()
             time.sleep(0.01)
         assert len(lifeline._kept) == 2
 
@@ -66,11 +66,11 @@ def test_a_connection_that_ends_on_the_way_is_made_anew() -> None:
 def test_of_whom_nothing_can_be_learned_nothing_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
-        watch = Watch(json.dumps(["127.0.0.1", port, "0123456789abcdef"]))
-        assert not watch.has_ended()
+        peer = Peer(json.dumps(["127.0.0.1", port, "0123456789abcdef"]))
+        assert not peer.has_ended()
     for address in ("", json.dumps(["127.0.0.1", port, "0123456789abcdef"])):
-        with closing(Watch(address)) as watch:
-            assert not watch.has_ended()
+        with closing(Peer(address)) as peer:
+            assert not peer.has_ended()
 
 
 def test_there_is_no_lifeline_where_the_meeting_place_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
