@@ -22,7 +22,7 @@ from hubshard.publish.outgoing import Layout, OutFile, Outgoing, from_memory
 from hubshard.readers import read_bytes
 from hubshard.sizes import parse_size
 from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
-from hubshard.sources.model_config import config_of, config_with_dtype, stem_for
+from hubshard.sources.model_config import config_of, config_with_dtype, read_config, stem_for
 from hubshard.steps.source import MODEL_PART, StepSource, open_step
 from hubshard.store.hub import HubStore
 from hubshard.store.hub_client import Token
@@ -220,11 +220,11 @@ def _stem(source: StepSource, places: Sequence[Opened], target: _Target) -> str:
     for place in places:
         for entry in place.store.list(place.at):
             if entry.path == _CONFIG and place.path is None:
-                raw = read_bytes(place.store, place.at, _CONFIG, 0, entry.nbytes)
-                return stem_for(config_of(raw, path=f"{place.where}: {_CONFIG}"))
+                with place.named():
+                    return stem_for(read_config(place.store, place.at, entry))
     for file in _saved_files(source):
         if file.path == _CONFIG:
-            return stem_for(config_of(b"".join(map(bytes, file.data()))))
+            return stem_for(config_of(file.content()))
     with suppress(FormatError):  # what the repo shows now is not ours to judge
         return stem_for(config_of(target.read(_CONFIG) or b"{}"))
     return stem_for({})
@@ -250,7 +250,7 @@ def _outgoing(source: StepSource, layout: Layout, outgoing: Outgoing, target: _T
         config = files.get(_CONFIG)
         raw = target.read(_CONFIG) if config is None or config.default else None
         if raw is None and config is not None:
-            raw = b"".join(map(bytes, config.data()))
+            raw = config.content()
         changed = None if raw is None else config_with_dtype(raw, CASTABLE[layout.config_dtype])
         if changed is not None and changed is not raw:
             files[_CONFIG] = OutFile.of(_CONFIG, changed)

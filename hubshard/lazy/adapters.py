@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from hubshard.errors import FormatError, StoreError
+from hubshard.errors import FormatError, StoreError, named
 from hubshard.paths import path_in
-from hubshard.readers import read_bytes
 from hubshard.sizes import READ_BYTES
-from hubshard.sources.model_config import MAX_CONFIG_BYTES, config_of
+from hubshard.sources.model_config import config_of, read_config
 from hubshard.store.opening import Opened, open_target
 from hubshard.target import RepoTarget, parse_target
 
@@ -73,7 +73,9 @@ def find_adapter(
         if not (folder / _CONFIG).is_file():
             return None
         own = (folder / "config.json").is_file()
-        return Adapter(None if own else _base((folder / _CONFIG).read_bytes(), str(folder)), None, "", folder)
+        with named(str(folder)):
+            base = None if own else _base(config_of((folder / _CONFIG).read_bytes(), path=_CONFIG))
+        return Adapter(base, None, "", folder)
     try:
         opened = open_target(source, revision=revision, token=token, endpoint=endpoint)
     except StoreError:  # no network: what is in the cache is a model
@@ -81,18 +83,16 @@ def find_adapter(
     prefix = path_in(subfolder, "")
     for entry in opened.store.list(opened.at):
         if entry.path == prefix + _CONFIG:
-            if entry.nbytes > MAX_CONFIG_BYTES:
-                raise FormatError(f"{target.repo_id}: {entry.path} has {entry.nbytes} bytes, too many for a config")
-            raw = read_bytes(opened.store, opened.at, entry.path, 0, entry.nbytes)
-            return Adapter(_base(raw, target.repo_id), opened, prefix, None)
+            with named(target.repo_id):
+                return Adapter(_base(read_config(opened.store, opened.at, entry)), opened, prefix, None)
     return None
 
 
-def _base(raw: bytes, where: str) -> str:
-    base = config_of(raw, path=f"{where}: {_CONFIG}").get("base_model_name_or_path")
+def _base(config: Mapping[str, Any]) -> str:
+    base = config.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise FormatError(
-            f"{where}: {_CONFIG} names no model that the adapter stands on",
+            f"{_CONFIG} names no model that the adapter stands on",
             hint="load that model, then model.load_adapter(...)",
         )
     return base

@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
-from hubshard.errors import FormatError, HubshardError, NotFoundError, UnsafeFormatError
+from hubshard.errors import FormatError, NotFoundError, UnsafeFormatError, named
 from hubshard.messages import listed
 from hubshard.names import (
     ADAPTER_STEM,
@@ -24,20 +24,20 @@ from hubshard.names import (
     variant_of,
 )
 from hubshard.paths import path_in
-from hubshard.plan import Shard, ShardPlan, bound_of, plan_shards
-from hubshard.protocols import Entry, Source
+from hubshard.plan import Shard, ShardPlan, bound_of
+from hubshard.protocols import Entry
 from hubshard.publish.left_out import Choice
 from hubshard.publish.outgoing import Component, Layout, OutFile, Outgoing, outgoing_of
-from hubshard.readers import ListedReader, read_bytes
+from hubshard.readers import ListedReader
 from hubshard.sizes import READ_BYTES
 from hubshard.sources.cast import CastSource
 from hubshard.sources.dtypes import CASTABLE
-from hubshard.sources.model_config import config_of, config_with_dtype, stem_for
+from hubshard.sources.model_config import config_of, config_with_dtype, read_config, stem_for
 from hubshard.sources.model_index import MODEL_INDEX, component_names, models_among, without_folder
 from hubshard.sources.packed import logical_parameters
 from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.sources.stems import stem_by_config
-from hubshard.sources.weight_files import checkpoint_folders
+from hubshard.sources.weight_files import checkpoint_folders, stem_among
 from hubshard.store.local import LocalStore
 from hubshard.store.opening import Opened
 
@@ -106,7 +106,7 @@ def from_store(
     checkpoints = [_checkpoint(opened, paths, folder, layout) for folder in folders]
     said = [note for checkpoint in checkpoints for note in _notes_on(checkpoint, layout)]
     if opened.path is not None and checkpoints[0].source.index_path is None:
-        return outgoing_of([_component(checkpoints[0], layout)], [], layout, notes=said)
+        return outgoing_of([_component(checkpoints[0], layout, None)], [], layout, notes=said)
     if folders != [""]:
         said += _notes_on_folders(checkpoints, layout.variant)
     weights = {path for checkpoint in checkpoints for path in checkpoint.source.weight_files}
@@ -114,10 +114,7 @@ def from_store(
     along = [entry for entry in entries if entry.path not in weights]
     files, notes = beside_weights(opened, along, Choice(include, exclude), stems=stems)
     totals = _with_configs(checkpoints, files, layout)
-    components = [
-        replace(_component(checkpoint, layout), total_parameters=totals.get(checkpoint.folder))
-        for checkpoint in checkpoints
-    ]
+    components = [_component(checkpoint, layout, totals.get(checkpoint.folder)) for checkpoint in checkpoints]
     return outgoing_of(components, files, layout, notes=(*said, *notes))
 
 
@@ -207,10 +204,8 @@ def _checkpoint(opened: Opened, paths: Sequence[str], folder: str, layout: Layou
         )
     stem = stem_of(_first_file(source).rpartition("/")[2])
     if stem is None:
-        config = path_in(folder, _CONFIG)
-        entry = by_path.get(config)
-        raw = None if entry is None else read_bytes(opened.store, opened.at, config, 0, entry.nbytes)
-        stem = MODEL_STEM if raw is None else stem_for(config_of(raw, path=config))
+        config = by_path.get(path_in(folder, _CONFIG))
+        stem = MODEL_STEM if config is None else stem_for(read_config(opened.store, opened.at, config))
     return _Checkpoint(folder, source, stem, has_variant)
 
 
@@ -219,9 +214,8 @@ def _names_in(folder: str, paths: Iterable[str]) -> Sequence[str]:
 
 
 def _has_variant(names: Collection[str], variant: str | None, preferred: str | None) -> bool:
-    there = {stem_of(name) for name in names}
-    stem = preferred or next((stem for stem in STEMS if stem in there), MODEL_STEM)
-    return any(is_weight_file(name, variant=variant, stem=stem) for name in names)
+    stem = stem_among(names, preferred)
+    return any(stem_of(name) == stem and variant_of(name) == variant for name in names)
 
 
 def _first_file(source: SafetensorsSource) -> str:
@@ -242,23 +236,20 @@ def _notes_on_folders(checkpoints: Sequence[_Checkpoint], variant: str | None) -
         yield f"no weights of the variant {variant} are in {listed(plain)}: the plain ones go under that name"
 
 
-def _component(checkpoint: _Checkpoint, layout: Layout) -> Component:
+def _component(checkpoint: _Checkpoint, layout: Layout, total_parameters: int | None) -> Component:
     source = checkpoint.source
-    tensors: Source = CastSource(source, layout.dtype) if layout.dtype else source
-    try:
-        plan = _kept_plan(checkpoint, layout) or plan_shards(
-            tensors.specs(),
-            max_shard_bytes=layout.max_shard_bytes,
-            variant=layout.variant,
-            aliases=tensors.aliases(),
-            metadata=source.header_metadata,
+    with named(checkpoint.folder):
+        kept = _kept_plan(checkpoint, layout)
+        if kept is not None:
+            return Component(kept, source, total_parameters)
+        return Component.of(
+            CastSource(source, layout.dtype) if layout.dtype else source,
+            layout,
             stem=checkpoint.stem,
             folder=checkpoint.folder,
+            metadata=source.header_metadata,
+            total_parameters=total_parameters,
         )
-    except HubshardError as error:
-        error.add_place(checkpoint.folder, known_by=checkpoint.folder)
-        raise
-    return Component(plan, tensors)
 
 
 def _kept_plan(checkpoint: _Checkpoint, layout: Layout) -> ShardPlan | None:
@@ -293,7 +284,7 @@ def _with_configs(checkpoints: Iterable[_Checkpoint], files: list[OutFile], layo
         if number is None:
             continue
         path = files[number].path
-        raw = b"".join(files[number].data())
+        raw = files[number].content()
         totals[checkpoint.folder] = logical_parameters(checkpoint.source.specs(), config_of(raw, path=path))
         if layout.config_dtype:
             files[number] = OutFile.of(path, config_with_dtype(raw, CASTABLE[layout.config_dtype], path=path))
@@ -332,7 +323,7 @@ def beside_weights(
 
 def _refuse_pointer(file: OutFile) -> None:
     # what a clone without git-lfs leaves in the place of a large file
-    if file.nbytes < _MAX_POINTER_BYTES and b"".join(file.data()).startswith(_POINTER):
+    if file.nbytes < _MAX_POINTER_BYTES and file.content().startswith(_POINTER):
         raise FormatError(
             f"{file.path}: this is a Git LFS pointer, not the file itself",
             hint="fetch the content with `git lfs pull`, or leave the file out with `exclude`",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from hubshard.errors import FormatError, HubshardError
+from hubshard.errors import FormatError, named
 from hubshard.messages import brief, counted, listed
 from hubshard.names import ADAPTER_STEM, MODEL_STEM, is_one_file, is_weight_file, parse_weight_name
 from hubshard.paths import check_case, check_plain_path, check_store_path, path_in
@@ -47,6 +47,10 @@ class OutFile:
     def of(cls, path: str, content: bytes, *, default: bool = False) -> OutFile:
         """A file whose content is in memory."""
         return cls(path, len(content), lambda: [content], default)
+
+    def content(self) -> bytes:
+        """All of it in memory: for what is known to be small."""
+        return b"".join(map(bytes, self.data()))  # a block may be valid only until the next one
 
 
 @dataclass(frozen=True)
@@ -135,23 +139,27 @@ class Component:
     total_parameters: int | None = None
 
     @classmethod
-    def of(cls, parts: ModelParts, layout: Layout, *, folder: str = "", tensors: Source | None = None) -> Component:
-        """Parts of a model in memory, planned; their tensors, unless others are given."""
-        try:
-            tensors = tensors or StateDictSource(parts.state_dict, dtype=layout.dtype, keep=parts.keep)
-            plan = plan_shards(
-                tensors.specs(),
-                max_shard_bytes=layout.max_shard_bytes,
-                variant=layout.variant,
-                aliases=tensors.aliases(),
-                metadata=parts.metadata,
-                stem=parts.stem,
-                folder=folder,
-            )
-        except HubshardError as error:
-            error.add_place(folder, known_by=folder)
-            raise
-        return cls(plan, tensors, parts.total_parameters)
+    def of(
+        cls,
+        tensors: Source,
+        layout: Layout,
+        *,
+        stem: str,
+        folder: str,
+        metadata: Mapping[str, str],
+        total_parameters: int | None,
+    ) -> Component:
+        """Tensors, planned as `plan_shards` does."""
+        plan = plan_shards(
+            tensors.specs(),
+            max_shard_bytes=layout.max_shard_bytes,
+            variant=layout.variant,
+            aliases=tensors.aliases(),
+            metadata=metadata,
+            stem=stem,
+            folder=folder,
+        )
+        return cls(plan, tensors, total_parameters)
 
 
 def from_memory(
@@ -174,20 +182,20 @@ def from_memory(
     Raises:
         FormatError: something in it that cannot be published, by name.
     """
+    given: Source | None = None
     if isinstance(source, Mapping) or hasattr(source, "specs"):
-        beside = parts_of(*companions) if companions else ModelParts()
+        parts = replace(parts_of(*companions) if companions else ModelParts(), stem=stem)
         if whole is not None and isinstance(source, Mapping):
             source = whole(dict(source))
-        parts = replace(beside, stem=stem)
-        components = [Component.of(parts, layout, tensors=_source(source, layout.dtype))]
+        given = _source(source, layout.dtype)
     else:
         parts = parts_of(source, *companions, dtype=layout.config_dtype, whole=whole)
-        every = {"": parts} | dict(parts.folders)
-        holding = {folder: each for folder, each in every.items() if each.state_dict} or {"": parts}
-        components = [Component.of(each, layout, folder=folder) for folder, each in sorted(holding.items())]
-    files = [OutFile.of(path, data) for path, data in parts.files.items()]
-    for folder, each in parts.folders.items():
-        files += [OutFile.of(path_in(folder, path), data) for path, data in each.files.items()]
+    every = {"": parts} | dict(parts.folders)
+    holding = [] if given is not None else [folder for folder, each in sorted(every.items()) if each.state_dict]
+    components = [_component(every[folder], layout, folder, given) for folder in holding or [""]]
+    files = [
+        OutFile.of(path_in(folder, path), data) for folder, each in every.items() for path, data in each.files.items()
+    ]
     files += [OutFile.of(path, data, default=True) for path, data in parts.default_files.items()]
     return outgoing_of(components, files, layout)
 
@@ -196,6 +204,21 @@ def _source(source: Any, dtype: str | None) -> Source:
     if isinstance(source, Mapping) and not hasattr(source, "specs"):
         return StateDictSource(source, dtype=dtype)
     return CastSource(source, dtype) if dtype else source
+
+
+def _component(parts: ModelParts, layout: Layout, folder: str, given: Source | None) -> Component:
+    with named(folder):
+        tensors = given
+        if tensors is None:
+            tensors = StateDictSource(parts.state_dict, dtype=layout.dtype, keep=parts.keep)
+        return Component.of(
+            tensors,
+            layout,
+            stem=parts.stem,
+            folder=folder,
+            metadata=parts.metadata,
+            total_parameters=parts.total_parameters,
+        )
 
 
 def outgoing_of(

@@ -57,8 +57,7 @@ def card_warnings(store: HubStore, outgoing: Outgoing) -> Sequence[str]:
     """
     for file in outgoing.files:
         if file.path == _CARD and not file.default and file.nbytes <= _LARGEST_CARD_BYTES:
-            raw = b"".join(bytes(buffer) for buffer in file.data())
-            return store.check_card(raw.decode(errors="replace"))
+            return store.check_card(file.content().decode(errors="replace"))
     return ()
 
 
@@ -227,7 +226,7 @@ def _weights_by_folder(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
 def _components_of(outgoing: Outgoing) -> set[str]:
     for file in outgoing.files:
         if file.path == MODEL_INDEX:
-            table = config_of(b"".join(map(bytes, file.data())), path=MODEL_INDEX)
+            table = config_of(file.content(), path=MODEL_INDEX)
             return {name for name, value in table.items() if isinstance(value, list) and any(value)}
     return set()
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hubshard.errors import FormatError, HubshardError
+from hubshard.errors import FormatError, named
 from hubshard.names import ADAPTER_STEM, DIFFUSERS_STEM, MODEL_STEM
 from hubshard.sources.card import model_card
 from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
@@ -244,7 +243,7 @@ def _pipeline_parts(pipeline: Any, dtype: str | None) -> ModelParts:
     folders = {}
     for name, component in pipeline.components.items():
         if component is not None:
-            with _named(name):
+            with named(name):
                 folders[name] = replace(_component_parts(_unwrapped(component), dtype), default_files={})
     total = sum(parts.total_parameters or 0 for parts in folders.values())
     card = model_card(type(pipeline).__name__, library="diffusers", parameters=total)
@@ -266,15 +265,6 @@ def _from_memory(model: Any, way_out: str) -> FormatError:
         f"a {type(model).__name__} cannot be published from memory",
         hint=f"{way_out} with its save_pretrained, and publish the directory",
     )
-
-
-@contextmanager
-def _named(component: str) -> Iterator[None]:
-    try:
-        yield
-    except HubshardError as error:
-        error.add_place(component, known_by=component)
-        raise
 
 
 def _files_of(obj: Any) -> dict[str, bytes]:

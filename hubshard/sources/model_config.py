@@ -8,8 +8,10 @@ from typing import Any
 
 from hubshard.errors import FormatError
 from hubshard.names import DIFFUSERS_STEM, MODEL_STEM
+from hubshard.protocols import Entry, Reader, Revision
+from hubshard.readers import read_bytes
 
-__all__ = ["MAX_CONFIG_BYTES", "config_of", "config_with_dtype", "stem_for"]
+__all__ = ["MAX_CONFIG_BYTES", "config_of", "config_with_dtype", "read_config", "stem_for"]
 
 MAX_CONFIG_BYTES = 16 * 2**20
 """No config, generation config or code file of a model is larger."""
@@ -30,6 +32,18 @@ def config_of(raw: bytes, *, path: str = "config.json") -> dict[str, Any]:
     if not isinstance(config, dict):
         raise FormatError(f"{path}: the config is no JSON object")
     return config
+
+
+def read_config(store: Reader, at: Revision, entry: Entry) -> dict[str, Any]:
+    """The decoded config that lies in a store.
+
+    Raises:
+        FormatError: no JSON object, or too large to be a config; names its path.
+        StoreError: it cannot be read.
+    """
+    if entry.nbytes > MAX_CONFIG_BYTES:
+        raise FormatError(f"{entry.path} has {entry.nbytes} bytes, too many for a config")
+    return config_of(read_bytes(store, at, entry.path, 0, entry.nbytes), path=entry.path)
 
 
 def stem_for(config: Mapping[str, Any]) -> str:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from hubshard.errors import FormatError
 from hubshard.protocols import Entry, Reader, Revision
-from hubshard.readers import read_bytes
-from hubshard.sources.model_config import MAX_CONFIG_BYTES, config_of
+from hubshard.sources.model_config import read_config
 
 __all__ = ["MODEL_INDEX", "component_names", "models_among", "without_folder"]
 
@@ -35,9 +33,7 @@ def component_names(store: Reader, at: Revision, entries: Sequence[Entry]) -> Se
     entry = next((entry for entry in entries if entry.path == MODEL_INDEX), None)
     if entry is None:
         return ()
-    if entry.nbytes > MAX_CONFIG_BYTES:
-        raise FormatError(f"{MODEL_INDEX} has {entry.nbytes} bytes, too many for one")
-    table = config_of(read_bytes(store, at, entry.path, 0, entry.nbytes), path=MODEL_INDEX)
+    table = read_config(store, at, entry)
     return [name for name, value in table.items() if not name.startswith("_") and _is_component(value)]
 
 

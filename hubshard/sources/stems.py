@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hubshard.errors import FormatError
 from hubshard.names import ADAPTER_STEM, stem_of
 from hubshard.paths import path_in
 from hubshard.protocols import Entry, Reader, Revision
-from hubshard.readers import read_bytes
-from hubshard.sources.model_config import MAX_CONFIG_BYTES, config_of, stem_for
+from hubshard.sources.model_config import read_config, stem_for
 
 __all__ = ["stem_by_config"]
 
@@ -38,7 +36,4 @@ def stem_by_config(store: Reader, at: Revision, entries: Mapping[str, Entry], fo
         return None
     if _CONFIG not in here:
         return ADAPTER_STEM if _ADAPTER_CONFIG in here else None
-    entry = entries[prefix + _CONFIG]
-    if entry.nbytes > MAX_CONFIG_BYTES:
-        raise FormatError(f"{entry.path} has {entry.nbytes} bytes, too many for a config")
-    return stem_for(config_of(read_bytes(store, at, entry.path, 0, entry.nbytes), path=entry.path))
+    return stem_for(read_config(store, at, entries[prefix + _CONFIG]))

@@ -27,7 +27,7 @@ from hubshard.names import (
 from hubshard.paths import check_plain_path, path_in
 from hubshard.protocols import Entry
 
-__all__ = ["WeightFiles", "checkpoint_folders", "find_weight_files", "prefers_index"]
+__all__ = ["WeightFiles", "checkpoint_folders", "find_weight_files", "prefers_index", "stem_among"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,12 @@ def checkpoint_folders(paths: Iterable[str]) -> tuple[str, ...]:
         if name is not None and name.suffix == "safetensors" and not any(map(_is_aside, path.parts[:-1])):
             found.add("/".join(path.parts[:-1]))
     return tuple(sorted(found))
+
+
+def stem_among(names: Iterable[str], preferred: str | None) -> str:
+    """The stem of the checkpoint among files of one folder: `preferred` if it is there, else the first of `STEMS`."""
+    there = {stem_of(name) for name in names}
+    return next((stem for stem in (preferred, *STEMS) if stem is not None and stem in there), MODEL_STEM)
 
 
 def prefers_index(stem: str) -> bool:
@@ -113,9 +119,9 @@ def find_weight_files(
 
 
 def _stem(names: Iterable[str], variant: str | None, preferred: str | None) -> str:
-    stems = {name: stem for name in names if (stem := stem_of(name))}
-    there = {stem for name, stem in stems.items() if variant_of(name) == variant} or set(stems.values())
-    return next((stem for stem in (preferred, *STEMS) if stem is not None and stem in there), MODEL_STEM)
+    weights = [name for name in names if stem_of(name) is not None]
+    of_variant = [name for name in weights if variant_of(name) == variant]
+    return stem_among(of_variant or weights, preferred)
 
 
 def _given(prefix: str, names: Sequence[str], path: str) -> WeightFiles:

@@ -13,6 +13,7 @@ from hubshard.plan import MAX_FILE_BYTES, plan_shards
 from hubshard.publish.from_store import from_store
 from hubshard.publish.outgoing import Layout, Outgoing
 from hubshard.publish.staging import publish_key
+from hubshard.sizes import READ_BYTES
 from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.store.opening import open_path
 from hubshard.tensors import TensorSpec
@@ -278,6 +279,18 @@ def test_a_variant_is_read_where_there_is_one_and_all_components_get_its_name(tm
     assert note not in outgoing(folder, variant="fp16").notes
 
 
+def test_pickles_of_a_variant_are_no_reason_not_to_read_the_plain_weights(tmp_path: Path) -> None:
+    pickles = {"unet/diffusion_pytorch_model.fp16.bin", "text_encoder/pytorch_model.fp16.bin"}
+    out = outgoing(write(tmp_path, *PIPELINE, *pickles, "vae/diffusion_pytorch_model.fp16.safetensors"), variant="fp16")
+    assert {shard.path for shard in out.shards} == {
+        "unet/diffusion_pytorch_model.fp16.safetensors",
+        "vae/diffusion_pytorch_model.fp16.safetensors",
+        "text_encoder/model.fp16.safetensors",
+    }
+    assert "no weights of the variant fp16 are in text_encoder, unet: the plain ones go under that name" in out.notes
+    assert {note.partition(" is left out")[0] for note in out.notes} >= pickles
+
+
 @pytest.mark.parametrize(
     ("config", "name"),
     [
@@ -310,6 +323,13 @@ def test_the_key_of_one_checkpoint_is_what_it_was_and_of_several_depends_on_each
     assert publish_key(single.plans, repo_id="org/model", revision="main") == "f8a2063ab44095e6"
     keys = {publish_key(plans, repo_id="org/model", revision="main") for plans in (whole.plans, whole.plans[:2])}
     assert len(keys) == 2
+
+
+def test_a_config_of_several_blocks_is_read_whole(tmp_path: Path) -> None:
+    config = json.dumps({"padding": "x" * READ_BYTES})
+    out = outgoing(write(tmp_path, "model.safetensors", "config.json", config=config))
+    (file,) = out.files
+    assert file.content() == config.encode()
 
 
 def test_a_config_that_is_none_names_its_folder(tmp_path: Path) -> None:
