@@ -128,7 +128,7 @@ def open_checkpoints(
     if not isinstance(found.store, LocalStore):
         found = replace(found, store=ListedReader(found.store))
     variants = variants_by_folder((entry.path for entry in found.store.list(found.at)), variant=variant)
-    return {folder: _checkpoint(found, folder, chosen) for folder, chosen in (variants or {"": variant}).items()}
+    return {folder: _checkpoint(found, folder, chosen) for folder, chosen in variants.items()}
 
 
 @contextmanager

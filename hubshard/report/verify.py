@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -149,13 +149,13 @@ def _verify(opened: Opened, other: Opened | None, against: str, variant: str | N
 
 def _structure(opened: Opened, entries: Sequence[Entry], variant: str | None) -> tuple[int, list[Problem]]:
     """How many tensors the checkpoints of all folders hold, and what keeps one of them from being whole."""
-    variants: dict[str, str | None] = {}
+    variants: Mapping[str, str | None] = {"": variant}
     problems: list[Problem] = []
     if opened.path is None:
         models, problems = _components(opened, entries)
-        variants = dict.fromkeys(models) | dict(variants_by_folder((e.path for e in entries), variant=variant))
+        variants = variants_by_folder((entry.path for entry in entries), variant=variant, expected=models)
     store, tensors = ListedReader(opened.store), 0
-    for folder, chosen in (variants or {"": variant}).items():
+    for folder, chosen in variants.items():
         try:
             with opened.named():
                 source = SafetensorsSource(

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hubshard.errors import FormatError
 from hubshard.manifest import FileDigest, Manifest, Piece
-from hubshard.names import parse_weight_name
+from hubshard.names import stem_of, variant_of
 from hubshard.protocols import Buffer, Reader, Revision
 from hubshard.readers import ListedReader
 from hubshard.sources.safetensors import SafetensorsSource
@@ -26,28 +26,30 @@ def qualified(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def variants_by_folder(paths: Iterable[str], *, variant: str | None) -> Mapping[str, str | None]:
-    """The folders that hold a checkpoint, and which variant to take of each, as diffusers does.
+def variants_by_folder(
+    paths: Iterable[str], *, variant: str | None, expected: Iterable[str] = ()
+) -> Mapping[str, str | None]:
+    """The folders to open as checkpoints, and which variant to take of each, as diffusers does.
 
     A folder without the variant gives its plain weights, if another folder has it.
 
     Args:
         paths: of all files, from the root.
         variant: the one that is asked for; None for the plain one.
+        expected: folders that should hold a checkpoint, so that whoever opens them is told what is there instead.
 
     Returns:
-        Variants by folder, "" of the root; none where no folder holds a checkpoint of a usual name.
+        Variants by folder, "" of the root; where there is no folder, the root: it may hold a checkpoint of another
+        name, and if not, the error of whoever opens it says what is there.
     """
     paths = list(paths)
     folders = checkpoint_folders(paths)
-    having = set()
-    for folder, _, file in (path.rpartition("/") for path in paths):
-        name = parse_weight_name(file)
-        if name is not None and name.suffix == "safetensors" and name.variant == variant:
-            having.add(folder)
-    if variant is None or having.isdisjoint(folders):
-        return dict.fromkeys(folders, variant)
-    return {folder: variant if folder in having else None for folder in folders}
+    split = (path.rpartition("/") for path in paths)
+    having = {folder for folder, _, name in split if stem_of(name) and variant_of(name) == variant}
+    if having.isdisjoint(folders):
+        having = set(folders)
+    found = {folder: variant if folder in having else None for folder in folders}
+    return dict.fromkeys(expected) | found or {"": variant}
 
 
 def open_each(
@@ -69,7 +71,6 @@ def open_each(
         return {"": SafetensorsSource(store, at, path=path, variant=variant, workers=workers)}
     listed = ListedReader(store)
     chosen = variants_by_folder((entry.path for entry in listed.list(at)), variant=variant)
-    chosen = chosen or {"": variant}  # a checkpoint of another name, or an error that says what is there
     return {
         folder: SafetensorsSource(listed, at, folder=folder, variant=of_folder, workers=workers)
         for folder, of_folder in chosen.items()

@@ -53,13 +53,20 @@ def pipeline(tmp_path: Path) -> Path:
         (("a/model.safetensors.index.fp16.json", "b/model.safetensors"), "fp16", {"a": "fp16", "b": None}),
         (("a/model.safetensors", "b/model.safetensors"), "fp16", {"a": "fp16", "b": "fp16"}),
         (("a/model.fp16.safetensors",), None, {"a": None}),
-        (("a/x.safetensors", "x.safetensors"), None, {}),
+        (("a/x.safetensors", "x.safetensors"), None, {"": None}),
+        (("a/model.fp16.bin", "x.safetensors"), "fp16", {"": "fp16"}),
     ],
 )
 def test_a_folder_without_the_variant_gives_its_plain_weights(
     paths: tuple[str, ...], variant: str | None, chosen: dict[str, str | None]
 ) -> None:
     assert variants_by_folder(paths, variant=variant) == chosen
+
+
+def test_a_folder_that_should_hold_a_checkpoint_is_one_to_open() -> None:
+    paths = ("a/model.fp16.safetensors", "b/model.bin")
+    assert variants_by_folder(paths, variant="fp16", expected=["b", "a"]) == {"b": None, "a": "fp16"}
+    assert variants_by_folder(paths[1:], variant="fp16", expected=["b"]) == {"b": None}
 
 
 def test_tensors_are_called_by_folder_and_read_from_it(pipeline: Path) -> None:
