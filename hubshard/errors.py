@@ -13,8 +13,6 @@ HubshardError
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 __all__ = [
     "ConflictError",
@@ -25,7 +23,6 @@ __all__ = [
     "NotFoundError",
     "StoreError",
     "UnsafeFormatError",
-    "named",
 ]
 
 
@@ -61,16 +58,6 @@ class HubshardError(Exception):
         """
         if place and not self.message.startswith(known_by):
             self.message = f"{place}: {self.message}"
-
-
-@contextmanager
-def named(place: str) -> Iterator[None]:
-    """Whatever goes wrong within names the place, such as the folder of a component; "" is none."""
-    try:
-        yield
-    except HubshardError as error:
-        error.add_place(place, known_by=place)
-        raise
 
 
 class ConflictError(HubshardError):

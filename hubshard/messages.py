@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-__all__ = ["brief", "counted", "listed", "one_line"]
+from hubshard.errors import HubshardError
+
+__all__ = ["brief", "counted", "listed", "named", "one_line"]
 
 _MOST_CHARACTERS = 200
 
@@ -12,6 +15,16 @@ _MOST_CHARACTERS = 200
 def brief(text: str) -> str:
     """`text` in quotes, cut after 200 characters."""
     return repr(text) if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]!r}..."
+
+
+@contextmanager
+def named(place: str) -> Iterator[None]:
+    """Errors of ours within name the place where they happen, such as the folder of a component; "" is none."""
+    try:
+        yield
+    except HubshardError as error:
+        error.add_place(place, known_by=place)
+        raise
 
 
 def one_line(text: str) -> str:

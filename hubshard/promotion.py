@@ -22,7 +22,7 @@ from hubshard.publish.outgoing import Layout, OutFile, Outgoing, from_memory
 from hubshard.readers import read_bytes
 from hubshard.sizes import parse_size
 from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
-from hubshard.sources.model_config import config_of, config_with_dtype, read_config, stem_for
+from hubshard.sources.model_config import CONFIG, config_of, config_with_dtype, read_config, stem_for
 from hubshard.steps.source import MODEL_PART, StepSource, open_step
 from hubshard.store.hub import HubStore
 from hubshard.store.hub_client import Token
@@ -32,7 +32,6 @@ from hubshard.target import check_repo_id, check_revision
 
 __all__ = ["Promoted", "promote"]
 
-_CONFIG = "config.json"
 _DISTRIBUTED = "module."  # what DistributedDataParallel puts before every name
 _COMPANIONS = ("*.json", "*.jinja", "*.model", "*.py", "*.spm", "*.tiktoken", "*.txt")  # of a folder
 _NO_COMPANIONS = ("README.md", "*.index.json", "*.index.*.json")  # an index names weights, which stay
@@ -219,14 +218,14 @@ def _stem(source: StepSource, places: Sequence[Opened], target: _Target) -> str:
     """The stem that the loader looks for which the config of the model is for, where there is one."""
     for place in places:
         for entry in place.store.list(place.at):
-            if entry.path == _CONFIG and place.path is None:
+            if entry.path == CONFIG and place.path is None:
                 with place.named():
                     return stem_for(read_config(place.store, place.at, entry))
     for file in _saved_files(source):
-        if file.path == _CONFIG:
+        if file.path == CONFIG:
             return stem_for(config_of(file.content()))
     with suppress(FormatError):  # what the repo shows now is not ours to judge
-        return stem_for(config_of(target.read(_CONFIG) or b"{}"))
+        return stem_for(config_of(target.read(CONFIG) or b"{}"))
     return stem_for({})
 
 
@@ -247,13 +246,13 @@ def _joined(outgoing: Outgoing, companion: Opened) -> Outgoing:
 def _outgoing(source: StepSource, layout: Layout, outgoing: Outgoing, target: _Target) -> Outgoing:
     files = {file.path: file for file in (*_saved_files(source), *outgoing.files)}
     if layout.config_dtype is not None:
-        config = files.get(_CONFIG)
-        raw = target.read(_CONFIG) if config is None or config.default else None
+        config = files.get(CONFIG)
+        raw = target.read(CONFIG) if config is None or config.default else None
         if raw is None and config is not None:
             raw = config.content()
         changed = None if raw is None else config_with_dtype(raw, CASTABLE[layout.config_dtype])
         if changed is not None and changed is not raw:
-            files[_CONFIG] = OutFile.of(_CONFIG, changed)
+            files[CONFIG] = OutFile.of(CONFIG, changed)
     notes = (*outgoing.notes, *_notes(source, files.keys() | target.sizes.keys()))
     title = f"Promote step {source.opened.step.step}"  # and no more: the repo or folder may be nobody else's business
     return replace(outgoing, files=tuple(files.values()), notes=notes, title=title)
@@ -277,6 +276,6 @@ def _notes(source: StepSource, paths: Container[str]) -> Iterator[str]:
     if all(name.startswith(_DISTRIBUTED) for name in names):
         part = f"{source.part}.module" if source.part else "module"
         yield f"all names begin with {_DISTRIBUTED!r}, as DistributedDataParallel saves them: is part={part!r} meant?"
-    if _CONFIG not in paths:
+    if CONFIG not in paths:
         todo = "name a folder that has one with --companions (in Python, companions=)"
-        yield f"the repo has no {_CONFIG}, which transformers asks for: {todo}"
+        yield f"the repo has no {CONFIG}, which transformers asks for: {todo}"

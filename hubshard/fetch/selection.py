@@ -29,6 +29,7 @@ from hubshard.names import (
 )
 from hubshard.paths import check_case, check_plain_path
 from hubshard.protocols import Entry
+from hubshard.sources.model_config import CONFIG
 from hubshard.sources.model_index import MODEL_INDEX
 from hubshard.sources.weight_files import prefers_index
 
@@ -151,7 +152,7 @@ def only_pickled(listing: Sequence[Entry], files: Sequence[Entry]) -> Sequence[s
         listing: all files of the revision.
         files: those that are taken.
     """
-    models = {PurePosixPath(entry.path).parent for entry in files if _name(entry) == "config.json"}
+    models = {PurePosixPath(entry.path).parent for entry in files if _name(entry) == CONFIG}
     models -= {PurePosixPath(entry.path).parent for entry in files if holds_weights(entry.path)}
     return [
         entry.path

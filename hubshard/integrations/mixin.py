@@ -21,7 +21,7 @@ from hubshard.publish import Published, push_to_hub
 from hubshard.publish.outgoing import Layout, Outgoing, from_memory
 from hubshard.sizes import parse_size
 from hubshard.sources.dtypes import parse_float_dtype
-from hubshard.sources.model_config import config_of
+from hubshard.sources.model_config import CONFIG, config_of
 from hubshard.store.local import LocalStore
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["ShardedHubMixin"]
-
-_CONFIG = "config.json"
 
 
 class ShardedHubMixin:
@@ -70,7 +68,7 @@ class ShardedHubMixin:
                     f"{type(self).__name__}: the argument {name!r} is no JSON value ({error})",
                     hint="take plain values in __init__, and build from them",
                 ) from error
-        return {_CONFIG: (json.dumps(self._init_arguments, indent=2, sort_keys=True) + "\n").encode()}
+        return {CONFIG: (json.dumps(self._init_arguments, indent=2, sort_keys=True) + "\n").encode()}
 
     def save_pretrained(
         self,
@@ -140,7 +138,7 @@ class ShardedHubMixin:
         with open_checkpoint(
             source, revision=revision, variant=variant, subfolder=subfolder, token=token, endpoint=endpoint
         ) as checkpoint:
-            module: Any = cls(**_arguments(cls, checkpoint.read_file(_CONFIG)) | arguments)
+            module: Any = cls(**_arguments(cls, checkpoint.read_file(CONFIG)) | arguments)
             load_into(module, checkpoint, device_map=device_map, dtype=dtype, strict=strict, assign=True)
         loaded: nn.Module = module.eval()
         return loaded  # type: ignore[return-value]  # a module of this class

@@ -11,17 +11,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hubshard.errors import FormatError, StoreError, named
+from hubshard.errors import FormatError, StoreError
+from hubshard.messages import named
+from hubshard.names import ADAPTER_STEM, shard_name
 from hubshard.paths import path_in
 from hubshard.sizes import READ_BYTES
-from hubshard.sources.model_config import config_of, read_config
+from hubshard.sources.model_config import ADAPTER_CONFIG, CONFIG, config_of, read_config
 from hubshard.store.opening import Opened, open_target
 from hubshard.target import RepoTarget, parse_target
 
 __all__ = ["Adapter", "find_adapter"]
 
-_CONFIG = "adapter_config.json"
-_FILES = (_CONFIG, "adapter_model.safetensors")
+_FILES = (ADAPTER_CONFIG, shard_name(1, 1, stem=ADAPTER_STEM))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,11 @@ def find_adapter(
     target = parse_target(source if isinstance(source, str) else Path(source))
     if not isinstance(target, RepoTarget):
         folder = target / subfolder
-        if not (folder / _CONFIG).is_file():
+        if not (folder / ADAPTER_CONFIG).is_file():
             return None
-        own = (folder / "config.json").is_file()
+        own = (folder / CONFIG).is_file()
         with named(str(folder)):
-            base = None if own else _base(config_of((folder / _CONFIG).read_bytes(), path=_CONFIG))
+            base = None if own else _base(config_of((folder / ADAPTER_CONFIG).read_bytes(), path=ADAPTER_CONFIG))
         return Adapter(base, None, "", folder)
     try:
         opened = open_target(source, revision=revision, token=token, endpoint=endpoint)
@@ -82,7 +83,7 @@ def find_adapter(
         return None
     prefix = path_in(subfolder, "")
     for entry in opened.store.list(opened.at):
-        if entry.path == prefix + _CONFIG:
+        if entry.path == prefix + ADAPTER_CONFIG:
             with named(target.repo_id):
                 return Adapter(_base(read_config(opened.store, opened.at, entry)), opened, prefix, None)
     return None
@@ -92,7 +93,7 @@ def _base(config: Mapping[str, Any]) -> str:
     base = config.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise FormatError(
-            f"{_CONFIG} names no model that the adapter stands on",
+            f"{ADAPTER_CONFIG} names no model that the adapter stands on",
             hint="load that model, then model.load_adapter(...)",
         )
     return base

@@ -17,6 +17,7 @@ from hubshard.lazy.steps import WhichStep, open_step_checkpoint, verify_step
 from hubshard.lazy.verifying import promised, verify_files
 from hubshard.protocols import Source
 from hubshard.readers import ListedReader
+from hubshard.sources.model_config import ADAPTER_CONFIG, CONFIG
 from hubshard.sources.several import variants_by_folder
 from hubshard.steps.source import MODEL_PART, StepSource
 from hubshard.store.local import LocalStore
@@ -27,7 +28,7 @@ from hubshard.target import RepoTarget, parse_target
 
 __all__ = ["open_checkpoint", "open_checkpoints", "opened"]
 
-_CONFIGS = ("config.json", "adapter_config.json")
+_CONFIGS = (CONFIG, ADAPTER_CONFIG)
 _LOG = logging.getLogger("hubshard")
 
 

@@ -26,7 +26,7 @@ from hubshard.messages import brief
 from hubshard.paths import check_plain_path, path_in
 from hubshard.protocols import Source
 from hubshard.readers import read_bytes
-from hubshard.sources.model_config import MAX_CONFIG_BYTES, config_of
+from hubshard.sources.model_config import ADAPTER_CONFIG, CONFIG, MAX_CONFIG_BYTES, config_of
 from hubshard.store.local import LocalStore
 from hubshard.target import RepoTarget, parse_target
 
@@ -35,11 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["from_pretrained"]
 
-_CONFIG = "config.json"
 _GENERATION_CONFIG = "generation_config.json"
 _DIFFUSERS = "_diffusers_version"
 _NO_NAME = "None"  # what transformers calls a model that is given no name
-_ADAPTER_CONFIG = "adapter_config.json"
 _MAPS_THAT_MAY_USE_DISK = {"auto", "balanced", "balanced_low_0", "sequential"}
 
 
@@ -151,8 +149,8 @@ def _name(source: Any, checkpoint: Checkpoint) -> str:
 
 def _from_mapping(checkpoint: Checkpoint, home: _Home, model_class: type[Any] | None, kw: dict[str, Any]) -> Any:
     config = kw.pop("config", None)
-    if config is None and not (home.folder and (home.folder / _CONFIG).is_file()):
-        raise NotFoundError(f"{home.name or 'this source'} has no {_CONFIG}", hint="pass config=")
+    if config is None and not (home.folder and (home.folder / CONFIG).is_file()):
+        raise NotFoundError(f"{home.name or 'this source'} has no {CONFIG}", hint="pass config=")
     loader = _class(home, config, model_class)
     if _is_auto(loader):
         config, kw = _auto_config(home, config, kw)
@@ -286,7 +284,7 @@ def _put_back(model: Any, home: _Home, kw: Mapping[str, Any]) -> None:
     _set_name(model, home.name)
     if home.folder is None or not model.can_generate():
         return
-    has_one = any((home.folder / name).is_file() for name in (_GENERATION_CONFIG, _CONFIG))
+    has_one = any((home.folder / name).is_file() for name in (_GENERATION_CONFIG, CONFIG))
     if has_one and kw.get("generation_config") is None:
         model.generation_config = _generation_config(home.folder, kw)
     if home.trust_remote_code and (home.folder / "custom_generate" / "generate.py").is_file():
@@ -309,13 +307,13 @@ def _generation_config(folder: Path, kw: Mapping[str, Any]) -> Any:
     given = {name: value for name, value in kw.items() if name in known}
     if (folder / _GENERATION_CONFIG).is_file():
         return GenerationConfig.from_pretrained(str(folder), **given)
-    return GenerationConfig.from_pretrained(str(folder), config_file_name=_CONFIG, _from_model_config=True, **given)
+    return GenerationConfig.from_pretrained(str(folder), config_file_name=CONFIG, _from_model_config=True, **given)
 
 
 def _config(folder: Path | None) -> Mapping[str, Any]:
-    if folder is None or not (folder / _CONFIG).is_file():
+    if folder is None or not (folder / CONFIG).is_file():
         return {}
-    return config_of((folder / _CONFIG).read_bytes(), path=str(folder / _CONFIG))
+    return config_of((folder / CONFIG).read_bytes(), path=str(folder / CONFIG))
 
 
 def _table(value: Any) -> Mapping[str, Any]:
@@ -347,4 +345,4 @@ def _small_files(checkpoint: Checkpoint, *, with_code: bool) -> Iterator[Path | 
 
 
 def _is_small_config(path: str) -> bool:
-    return path in {_CONFIG, _GENERATION_CONFIG, _ADAPTER_CONFIG} or path.startswith("custom_generate/")
+    return path in {CONFIG, _GENERATION_CONFIG, ADAPTER_CONFIG} or path.startswith("custom_generate/")

@@ -8,8 +8,8 @@ from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
-from hubshard.errors import FormatError, NotFoundError, UnsafeFormatError, named
-from hubshard.messages import listed
+from hubshard.errors import FormatError, NotFoundError, UnsafeFormatError
+from hubshard.messages import listed, named
 from hubshard.names import (
     ADAPTER_STEM,
     MODEL_STEM,
@@ -32,7 +32,7 @@ from hubshard.readers import ListedReader
 from hubshard.sizes import READ_BYTES
 from hubshard.sources.cast import CastSource
 from hubshard.sources.dtypes import CASTABLE
-from hubshard.sources.model_config import config_of, config_with_dtype, read_config, stem_for
+from hubshard.sources.model_config import CONFIG, config_of, config_with_dtype, read_config, stem_for
 from hubshard.sources.model_index import MODEL_INDEX, component_names, models_among, without_folder
 from hubshard.sources.packed import logical_parameters
 from hubshard.sources.safetensors import SafetensorsSource
@@ -44,7 +44,6 @@ from hubshard.store.opening import Opened
 __all__ = ["beside_weights", "from_store"]
 
 _WORKERS = 8
-_CONFIG = "config.json"
 # in the root of what lies in several folders: pipelines of diffusers, models of sentence-transformers
 _OF_FOLDERS = frozenset({MODEL_INDEX, "modular_model_index.json", "modules.json"})
 # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
@@ -202,9 +201,9 @@ def _checkpoint(opened: Opened, paths: Sequence[str], folder: str, layout: Layou
             variant=layout.variant if has_variant else None,
             workers=_WORKERS,
         )
-    stem = stem_of(_first_file(source).rpartition("/")[2])
+    stem = stem_of(source.path.rpartition("/")[2])
     if stem is None:
-        config = by_path.get(path_in(folder, _CONFIG))
+        config = by_path.get(path_in(folder, CONFIG))
         stem = MODEL_STEM if config is None else stem_for(read_config(opened.store, opened.at, config))
     return _Checkpoint(folder, source, stem, has_variant)
 
@@ -218,16 +217,12 @@ def _has_variant(names: Collection[str], variant: str | None, preferred: str | N
     return any(stem_of(name) == stem and variant_of(name) == variant for name in names)
 
 
-def _first_file(source: SafetensorsSource) -> str:
-    return source.index_path or source.weight_files[0]
-
-
 def _notes_on(checkpoint: _Checkpoint, layout: Layout) -> Iterable[str]:
     yield from checkpoint.source.notes
-    first = _first_file(checkpoint.source)
-    if stem_of(first.rpartition("/")[2]) is None:
+    path = checkpoint.source.path
+    if stem_of(path.rpartition("/")[2]) is None:
         name = checkpoint.path_of(shard_name(1, 1, variant=layout.variant, stem=checkpoint.stem))
-        yield f"{first} is published under the name that loaders look for: {name}, or that of its shards"
+        yield f"{path} is published under the name that loaders look for: {name}, or that of its shards"
 
 
 def _notes_on_folders(checkpoints: Sequence[_Checkpoint], variant: str | None) -> Iterable[str]:
@@ -280,7 +275,7 @@ def _with_configs(checkpoints: Iterable[_Checkpoint], files: list[OutFile], layo
     totals = {}
     numbers = {file.path: number for number, file in enumerate(files)}
     for checkpoint in checkpoints:
-        number = numbers.get(checkpoint.path_of(_CONFIG))
+        number = numbers.get(checkpoint.path_of(CONFIG))
         if number is None:
             continue
         path = files[number].path

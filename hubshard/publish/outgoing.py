@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from hubshard.errors import FormatError, named
-from hubshard.messages import brief, counted, listed
+from hubshard.errors import FormatError
+from hubshard.messages import brief, counted, listed, named
 from hubshard.names import ADAPTER_STEM, MODEL_STEM, is_one_file, is_weight_file, parse_weight_name
 from hubshard.paths import check_case, check_plain_path, check_store_path, path_in
 from hubshard.plan import MAX_INDEX_BYTES, MAX_SHARDS, ShardPlan, plan_shards

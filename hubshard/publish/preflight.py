@@ -14,7 +14,7 @@ from hubshard.protocols import Entry, Revision
 from hubshard.publish.destination import Destination
 from hubshard.publish.outgoing import Outgoing
 from hubshard.sources.model_config import config_of
-from hubshard.sources.model_index import MODEL_INDEX
+from hubshard.sources.model_index import MODEL_INDEX, components_of
 from hubshard.store.content import sample_of
 from hubshard.store.hub import HubStore
 
@@ -226,8 +226,7 @@ def _weights_by_folder(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
 def _components_of(outgoing: Outgoing) -> set[str]:
     for file in outgoing.files:
         if file.path == MODEL_INDEX:
-            table = config_of(file.content(), path=MODEL_INDEX)
-            return {name for name, value in table.items() if isinstance(value, list) and any(value)}
+            return set(components_of(config_of(file.content(), path=MODEL_INDEX)))
     return set()
 
 

@@ -185,7 +185,7 @@ def _components(opened: Opened, entries: Sequence[Entry]) -> tuple[Sequence[str]
 
 def _further_indexes(entries: Sequence[Entry], source: SafetensorsSource, folder: str) -> Sequence[str]:
     """Indexes in the folder of a checkpoint that are of its variant, but of another loader."""
-    own = (source.index_path or source.weight_files[0]).rpartition("/")[2]
+    own = source.path.rpartition("/")[2]
     found = []
     for place, _, file in (entry.path.rpartition("/") for entry in entries):
         name = parse_weight_name(file)

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hubshard.errors import FormatError, named
+from hubshard.errors import FormatError
+from hubshard.messages import named
 from hubshard.names import ADAPTER_STEM, DIFFUSERS_STEM, MODEL_STEM
 from hubshard.sources.card import model_card
 from hubshard.sources.dtypes import CASTABLE, parse_float_dtype
+from hubshard.sources.model_config import CONFIG
 from hubshard.sources.packed import logical_parameters
 from hubshard.sources.state_dict import StateDictSource, check_values
 
@@ -194,7 +196,7 @@ def _transformers_parts(model: Any, dtype: str | None, whole: Whole | None) -> M
     state_dict, keep, metadata = weights_of(model, _state_dict(model, whole), is_whole=whole is not None)
     files = _written(lambda folder: write_files(model, folder, dtype=dtype))
     specs = StateDictSource(state_dict, keep=keep).specs()
-    total = logical_parameters(specs, json.loads(files["config.json"]))
+    total = logical_parameters(specs, json.loads(files[CONFIG]))
     total = model.num_parameters() if total is None else total
     tags = [str(tag) for tag in getattr(model, "model_tags", None) or ()]
     card = model_card(_class_name(model), library="transformers", parameters=total, tags=tags)
@@ -225,8 +227,8 @@ def _diffusers_parts(model: Any, whole: Whole | None) -> ModelParts:
     files = _written(model.save_config)
     name = _class_name(model)
     if name != type(model).__name__:  # save_config tells the name of the class that fully_shard has derived
-        config = json.loads(files["config.json"]) | {"_class_name": name}
-        files["config.json"] = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
+        config = json.loads(files[CONFIG]) | {"_class_name": name}
+        files[CONFIG] = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
     total = sum(parameter.numel() for parameter in model.parameters())
     card = model_card(name, library="diffusers", parameters=total)
     return ModelParts(

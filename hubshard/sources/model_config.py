@@ -1,4 +1,4 @@
-"""Small changes to a model's `config.json` that come with changed weights."""
+"""A model's `config.json`: what it tells of the weights, and how it changes with them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from hubshard.names import DIFFUSERS_STEM, MODEL_STEM
 from hubshard.protocols import Entry, Reader, Revision
 from hubshard.readers import read_bytes
 
-__all__ = ["MAX_CONFIG_BYTES", "config_of", "config_with_dtype", "read_config", "stem_for"]
+__all__ = ["ADAPTER_CONFIG", "CONFIG", "MAX_CONFIG_BYTES", "config_of", "config_with_dtype", "read_config", "stem_for"]
 
+CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 MAX_CONFIG_BYTES = 16 * 2**20
 """No config, generation config or code file of a model is larger."""
 
 _KEYS = ("dtype", "torch_dtype")  # older transformers wrote the second
 
 
-def config_of(raw: bytes, *, path: str = "config.json") -> dict[str, Any]:
+def config_of(raw: bytes, *, path: str = CONFIG) -> dict[str, Any]:
     """The decoded config.
 
     Raises:
@@ -51,7 +53,7 @@ def stem_for(config: Mapping[str, Any]) -> str:
     return DIFFUSERS_STEM if "_diffusers_version" in config else MODEL_STEM
 
 
-def config_with_dtype(raw: bytes, dtype: str, *, path: str = "config.json") -> bytes:
+def config_with_dtype(raw: bytes, dtype: str, *, path: str = CONFIG) -> bytes:
     """The config with every dtype that it tells, its own and those of its parts, replaced.
 
     transformers loads weights in the dtype that the config tells, whatever dtype they are stored in.

@@ -6,15 +6,14 @@ gives each component a library and a class, and further settings of other kinds;
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from hubshard.protocols import Entry, Reader, Revision
-from hubshard.sources.model_config import read_config
+from hubshard.sources.model_config import CONFIG, read_config
 
-__all__ = ["MODEL_INDEX", "component_names", "models_among", "without_folder"]
+__all__ = ["MODEL_INDEX", "component_names", "components_of", "models_among", "without_folder"]
 
 MODEL_INDEX = "model_index.json"
-_CONFIG = "config.json"  # of a model
 _CONFIGS_WITHOUT_WEIGHTS = ("scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
 
 
@@ -33,7 +32,11 @@ def component_names(store: Reader, at: Revision, entries: Sequence[Entry]) -> Se
     entry = next((entry for entry in entries if entry.path == MODEL_INDEX), None)
     if entry is None:
         return ()
-    table = read_config(store, at, entry)
+    return components_of(read_config(store, at, entry))
+
+
+def components_of(table: Mapping[str, object]) -> Sequence[str]:
+    """The components that a decoded `model_index.json` names."""
     return [name for name, value in table.items() if not name.startswith("_") and _is_component(value)]
 
 
@@ -48,7 +51,7 @@ def models_among(names: Iterable[str], paths: Collection[str]) -> Sequence[str]:
     return [
         name
         for name in names
-        if f"{name}/{_CONFIG}" in paths and not any(f"{name}/{file}" in paths for file in _CONFIGS_WITHOUT_WEIGHTS)
+        if f"{name}/{CONFIG}" in paths and not any(f"{name}/{file}" in paths for file in _CONFIGS_WITHOUT_WEIGHTS)
     ]
 
 

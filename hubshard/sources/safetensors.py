@@ -40,6 +40,7 @@ class SafetensorsSource:
         header_metadata: what the headers say, merged, without `format` and without aliases.
         weight_files: the safetensors files, sorted.
         index_path: the index, or None.
+        path: the index, or the only file.
         notes: what was chosen against something else, in sentences for people.
     """
 
@@ -77,6 +78,7 @@ class SafetensorsSource:
         stem = stem_by_config(store, at, entries, folder) if path is None else None
         found = find_weight_files(entries, folder=folder, path=path, variant=variant, stem=stem)
         self.notes = found.notes
+        self.path = found.path
         self.index_path = found.path if found.is_index else None
         index = self._index(entries[found.path]) if found.is_index else None
         self.index_metadata: Mapping[str, object] = index.metadata if index else {}

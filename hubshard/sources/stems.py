@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from hubshard.names import ADAPTER_STEM, stem_of
 from hubshard.paths import path_in
 from hubshard.protocols import Entry, Reader, Revision
-from hubshard.sources.model_config import read_config, stem_for
+from hubshard.sources.model_config import ADAPTER_CONFIG, CONFIG, read_config, stem_for
 
 __all__ = ["stem_by_config"]
-
-_CONFIG = "config.json"
-_ADAPTER_CONFIG = "adapter_config.json"
 
 
 def stem_by_config(store: Reader, at: Revision, entries: Mapping[str, Entry], folder: str) -> str | None:
@@ -34,6 +31,6 @@ def stem_by_config(store: Reader, at: Revision, entries: Mapping[str, Entry], fo
     here = {path.removeprefix(prefix) for path in entries if path.startswith(prefix)}
     if len({stem_of(name) for name in here if "/" not in name} - {None}) < 2:
         return None
-    if _CONFIG not in here:
-        return ADAPTER_STEM if _ADAPTER_CONFIG in here else None
-    return stem_for(read_config(store, at, entries[prefix + _CONFIG]))
+    if CONFIG not in here:
+        return ADAPTER_STEM if ADAPTER_CONFIG in here else None
+    return stem_for(read_config(store, at, entries[prefix + CONFIG]))
