@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,10 +19,8 @@ from hubshard.cli.common import (
     Token,
     Variant,
     a_directory,
-    echo_json,
     interruptible,
     limits_of,
-    showing,
 )
 from hubshard.cli.publishing import (
     Branch,
@@ -37,8 +35,7 @@ from hubshard.cli.publishing import (
     Streams,
     Tag,
     Title,
-    print_plan,
-    published_record,
+    show_published,
 )
 from hubshard.sizes import format_size
 
@@ -98,7 +95,7 @@ def promote(
     events: Events = None,
 ) -> None:
     """Publish the model of a saved training step. It is read by ranges: no torch, no training machine."""
-    from hubshard.cli.progress import print_totals, reporting, totals_of, totals_record
+    from hubshard.cli.progress import reporting, totals_of
     from hubshard.promotion import promote as run
 
     limits = limits_of(max_retries, stall_seconds, min_rate)
@@ -131,31 +128,16 @@ def promote(
             token=token,
             on_event=on_event,
         )
-    with nullcontext() if dry_run else showing(f"{promoted.pr_url or promoted.url} is published"):
-        if as_json:
-            echo_json(_record(promoted) | totals_record(totals[0]))
-        elif dry_run:
-            typer.echo(f"step {promoted.step} of {promoted.read_from}", err=True)
-            print_plan(promoted)
-        elif quiet:
-            typer.echo(promoted.pr_url or promoted.url)
-        else:
-            _print_summary(promoted)
-            print_totals(totals[0])
-
-
-def _record(promoted: Promoted) -> dict[str, object]:
+    if dry_run and not as_json:
+        typer.echo(f"step {promoted.step} of {promoted.read_from}", err=True)
+    details = partial(_print_details, promoted)
     read = {"step": promoted.step, "read_from": promoted.read_from, "read_bytes": promoted.read_bytes}
-    return published_record(promoted) | read
+    show_published(promoted, totals[0], dry_run=dry_run, as_json=as_json, quiet=quiet, details=details, more=read)
 
 
-def _print_summary(promoted: Promoted) -> None:
+def _print_details(promoted: Promoted) -> None:
     from hubshard.cli.tables import print_table
 
-    if promoted.changed:
-        typer.echo(promoted.pr_url or promoted.url)
-    else:
-        typer.echo(f"Unchanged: {promoted.url} holds all of it already")
     columns = {
         "step": f"{promoted.step:,}",
         "shards": f"{promoted.shards:,}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +24,6 @@ from hubshard.cli.common import (
     echo_json,
     interruptible,
     limits_of,
-    showing,
 )
 from hubshard.cli.publishing import (
     Branch,
@@ -39,8 +38,7 @@ from hubshard.cli.publishing import (
     Streams,
     Tag,
     Title,
-    print_plan,
-    published_record,
+    show_published,
 )
 from hubshard.messages import counted
 from hubshard.sizes import format_size
@@ -106,7 +104,7 @@ def publish(
     events: Events = None,
 ) -> None:
     """Publish a model in shards, by one commit. Readers see it whole or not at all."""
-    from hubshard.cli.progress import print_totals, reporting, totals_of, totals_record
+    from hubshard.cli.progress import reporting, totals_of
     from hubshard.publish import push_to_hub
 
     if abandon:
@@ -142,16 +140,8 @@ def publish(
             token=token,
             on_event=on_event,
         )
-    with nullcontext() if dry_run else showing(f"{published.pr_url or published.url} is published"):
-        if as_json:
-            echo_json(published_record(published) | totals_record(totals[0]))
-        elif dry_run:
-            print_plan(published)
-        elif quiet:
-            typer.echo(published.pr_url or published.url)
-        else:
-            _print_summary(published)
-            print_totals(totals[0])
+    details = partial(_print_details, published)
+    show_published(published, totals[0], dry_run=dry_run, as_json=as_json, quiet=quiet, details=details)
 
 
 def _abandon(source: str, repo: str | None, *, revision: str, token: str | None, as_json: bool) -> None:
@@ -171,11 +161,9 @@ def _abandon(source: str, repo: str | None, *, revision: str, token: str | None,
         typer.echo(f"Nothing to drop: {source} has no unfinished publish to {revision}", err=True)
 
 
-def _print_summary(published: Published) -> None:
+def _print_details(published: Published) -> None:
     if not published.changed:
-        typer.echo(f"Unchanged: {published.url} holds all of it already")
         return
-    typer.echo(published.pr_url or published.url)
     sizes = (
         f"{counted(published.shards, 'shard')}, {format_size(published.total_bytes)} in all: "
         f"{format_size(published.sent_bytes)} sent, {format_size(published.skipped_bytes)} were there already, "

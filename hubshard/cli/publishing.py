@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hubshard.cli.common import echo_json, showing
 from hubshard.messages import counted
 from hubshard.sizes import format_size
 
 if TYPE_CHECKING:
+    from hubshard.events import Totals
     from hubshard.publish import Published
 
 __all__ = [
@@ -26,8 +30,7 @@ __all__ = [
     "Streams",
     "Tag",
     "Title",
-    "print_plan",
-    "published_record",
+    "show_published",
 ]
 
 
@@ -73,8 +76,44 @@ Streams = Annotated[
 PlanOnly = Annotated[bool, typer.Option("--dry-run", help="Print the shard plan; touch nothing.")]
 
 
-def published_record(published: Published) -> dict[str, object]:
-    """What a publish did, as JSON values."""
+def show_published(
+    published: Published,
+    totals: Totals,
+    *,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+    details: Callable[[], None],
+    more: Mapping[str, object] | None = None,
+) -> None:
+    """What a publish did: one JSON object, or its address, or in words with the sums; of a dry run, its plan.
+
+    Args:
+        published: what it did.
+        totals: the sums.
+        dry_run: it did nothing.
+        as_json: show one object.
+        quiet: show the address alone.
+        details: prints what follows the address.
+        more: further values of the object.
+    """
+    from hubshard.cli.progress import print_totals, totals_record
+
+    address = published.pr_url or published.url
+    with nullcontext() if dry_run else showing(f"{address} is published"):
+        if as_json:
+            echo_json(_record(published) | dict(more or {}) | totals_record(totals))
+        elif dry_run:
+            _print_plan(published)
+        elif quiet:
+            typer.echo(address)
+        else:
+            typer.echo(address if published.changed else f"Unchanged: {published.url} holds all of it already")
+            details()
+            print_totals(totals)
+
+
+def _record(published: Published) -> dict[str, object]:
     return {
         "commit": published.commit,
         "url": published.url,
@@ -91,8 +130,7 @@ def published_record(published: Published) -> dict[str, object]:
     }
 
 
-def print_plan(published: Published) -> None:
-    """The shards that a publish would make, as a table."""
+def _print_plan(published: Published) -> None:
     from hubshard.cli.tables import print_table
 
     shards = [shard for plan in published.plans for shard in plan.shards]
