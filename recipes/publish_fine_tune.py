@@ -1,7 +1,7 @@
 """Fine-tune a causal language model on a text and publish it: weights in shards, config, tokenizer, one commit, a tag.
 
-    pip install "hubshard[transformers]"
-    python publish_fine_tune.py --base HuggingFaceTB/SmolLM2-135M --text notes.txt --repo my-org/my-notes --tag v1
+    pip install ".[transformers]"
+    python recipes/publish_fine_tune.py --base HuggingFaceTB/SmolLM2-135M --text notes.txt --repo my-org/notes --tag v1
 
 Run it again after a crash with the same weights, and only what is missing is sent.
 """

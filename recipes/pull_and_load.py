@@ -1,7 +1,7 @@
 """Look at a model that is too large to load, take the piece that is needed, then pull all of it and check it.
 
-    pip install "hubshard[torch]"
-    python pull_and_load.py my-org/my-model --revision v1 --tensor model.embed_tokens.weight --rows 10 --into ./copy
+    pip install ".[torch]"
+    python recipes/pull_and_load.py my-org/my-model --tensor model.embed_tokens.weight --rows 10 --into ./copy
 
 Pulled again after a kill, it goes on from the bytes that have arrived.
 """

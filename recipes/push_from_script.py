@@ -1,7 +1,7 @@
 """Publish from the end of a script: any module, a plan before it, and an answer for whoever was faster.
 
-    pip install "hubshard[torch]"
-    python push_from_script.py --repo my-org/my-net --max-shard-size 1MB
+    pip install ".[torch]"
+    python recipes/push_from_script.py --repo my-org/my-net --max-shard-size 1MB
 
 The same seed gives the same weights: run it twice, and the second run sends nothing and makes no commit.
 """

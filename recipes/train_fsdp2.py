@@ -1,5 +1,6 @@
 """Sharded training (FSDP2) that goes on exactly, on as many ranks as before or on others.
 
+    pip install ".[torch]"
     torchrun --nproc-per-node 2 recipes/train_fsdp2.py --repo my-org/my-run --steps 300
 
 Each rank saves its own shards, and restores what it needs of those of all. On another number of ranks the weights, the

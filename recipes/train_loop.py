@@ -1,5 +1,6 @@
 """A plain PyTorch loop that may be killed at any moment: started again, here or elsewhere, it goes on exactly.
 
+    pip install ".[torch]"
     python recipes/train_loop.py --repo my-org/my-run --steps 300
 
 It trains a small model of bytes on a module that ships with Python, saves every tenth step to a folder and to the

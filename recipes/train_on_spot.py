@@ -1,5 +1,6 @@
 """Runs a training on a machine that may be taken away at short notice, and starts it again where it crashed.
 
+    pip install ".[torch]"
     python recipes/train_on_spot.py --notice-file /run/preempted -- python recipes/train_loop.py --repo my-org/my-run
     python recipes/train_on_spot.py --notice-url http://169.254.169.254/latest/meta-data/spot/instance-action -- ...
 
