@@ -1,19 +1,43 @@
-"""What Python's files leave to their callers: exactly so many bytes, names that are durable, disks that are full."""
+"""What Python's files leave to their callers: exactly so many bytes, names that are durable, disks that refuse."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import RawIOBase
 from pathlib import Path
 
-from hubshard.errors import StoreError
+from hubshard.errors import HubshardError, StoreError
 
-__all__ = ["FULL", "is_full", "read_exactly", "remove_unless_open", "sync_folder", "write_all"]
+__all__ = [
+    "FULL",
+    "MORE_FILES",
+    "OUT_OF_FILES",
+    "is_full",
+    "read_exactly",
+    "refusal",
+    "refused",
+    "remove_unless_open",
+    "sync_folder",
+    "write_all",
+]
 
 FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 """What the system calls a full disk, or one of which one user may take no more; not every system has quotas."""
+OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE})
+"""What the system calls too many open files, of a process or of all."""
+MORE_FILES = "too many files were open; raise the limit: `ulimit -n 1024`"
+"""What to do about that."""
+_HINTS = {
+    **dict.fromkeys(FULL, "free some space, or choose another disk"),
+    **dict.fromkeys(OUT_OF_FILES, MORE_FILES),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "it belongs to somebody else, or is protected: choose another folder"),
+    errno.EFBIG: "the disk, or the system (`ulimit -f`), takes no file that large",
+    errno.EROFS: "it can only be read: mount it to be written to, or choose another folder",
+}
 
 
 def read_exactly(file: RawIOBase, into: memoryview) -> int:
@@ -68,3 +92,29 @@ def remove_unless_open(path: Path) -> None:
 def is_full(error: OSError) -> bool:
     """Whether it says that a disk is full, or the part of it that one user may take."""
     return error.errno in FULL
+
+
+def refusal(error: OSError, path: Path) -> StoreError:
+    """Our error for what the system has refused: says where and, as far as that is known, what to do about it.
+
+    Args:
+        error: of the system.
+        path: is named where the error names none.
+    """
+    place = error.filename2 or error.filename or path
+    return StoreError(f"{place}: {error.strerror or error}", hint=_HINTS.get(error.errno or 0))
+
+
+@contextmanager
+def refused(path: Path) -> Iterator[None]:
+    """Raise `refusal` in the place of what the system raises.
+
+    Args:
+        path: is named where the error names none.
+    """
+    try:
+        yield
+    except HubshardError:
+        raise
+    except OSError as error:
+        raise refusal(error, path) from error

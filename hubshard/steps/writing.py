@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import re
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hubshard.disk import is_full, remove_unless_open, sync_folder, write_all
-from hubshard.errors import ConflictError, IntegrityError, StoreError
+from hubshard.disk import is_full, refusal, remove_unless_open, sync_folder, write_all
+from hubshard.errors import ConflictError, HubshardError, IntegrityError, StoreError
 from hubshard.protocols import Buffer, Revision, Staged, Store
 from hubshard.sizes import READ_BYTES
 from hubshard.steps.parts import FileReceipt, Part, PlannedFile
@@ -42,6 +44,7 @@ __all__ = [
     "write_manifest",
 ]
 
+_LOG = logging.getLogger("hubshard")
 _BUFFERS_BEHIND = 4
 _OURS = re.compile(r"rank-[0-9]{5,}-[0-9]{5,}-[0-9a-f]{12}\.safetensors\Z")
 
@@ -187,22 +190,23 @@ def prepare_folder(folder: Path, *, rank: int, nbytes: int) -> None:
     """Make the folder of a step, and remove what a killed save of this rank left half written there.
 
     Raises:
-        StoreError: there is no room for `nbytes`.
+        StoreError: there is no room for `nbytes`, or the disk refuses.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.glob(f".rank-{rank:05d}-*.part"):
-        leftover.unlink(missing_ok=True)
-    check_free_space(folder, nbytes, what=folder.name)
+    with _whole_or_nothing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob(f".rank-{rank:05d}-*.part"):
+            leftover.unlink(missing_ok=True)
+        check_free_space(folder, nbytes, what=folder.name)
 
 
 def write_local(folder: Path, stream: PieceStream) -> Path:
     """Write a file of a step: whole and durable under its name, or not there at all.
 
     Raises:
-        StoreError: the disk is full.
+        StoreError: the disk is full, or refuses.
     """
     part = folder / f".{stream.stem}-{uuid.uuid4().hex}.part"
-    try:
+    with _whole_or_nothing(folder, part):
         with part.open("wb", buffering=0) as file:
             rest = stream.planned.nbytes
             for buffer in stream():
@@ -212,20 +216,14 @@ def write_local(folder: Path, stream: PieceStream) -> Path:
                     os.fsync(file.fileno())  # while the last of it is still being hashed
         path = folder / stream.receipt.file.name
         part.replace(path)
-    except BaseException as error:
-        part.unlink(missing_ok=True)
-        if isinstance(error, OSError) and (is_full(error) or error.errno == errno.EFBIG):
-            raise StoreError(
-                f"no room for {folder.name} on the disk of {folder.parent}: {error.strerror}",
-                hint="free some space, keep fewer steps, or choose another disk",
-            ) from error
-        raise
-    sync_folder(folder)
+        sync_folder(folder)
     return path
 
 
 def write_manifest(folder: Path, raw: bytes, names: Container[str]) -> None:
     """Make a step whose files are all durable visible, then remove the files of an older save of the same step.
+
+    What cannot be removed is said, and is no part of the step.
 
     Args:
         folder: of the step.
@@ -233,20 +231,43 @@ def write_manifest(folder: Path, raw: bytes, names: Container[str]) -> None:
         names: its files.
 
     Raises:
-        StoreError: a file of an older save cannot be removed; the step is saved.
+        StoreError: the disk is full, or refuses: nothing is shown.
     """
-    for leftover in folder.glob(f".{MANIFEST_NAME}-*.part"):
-        leftover.unlink(missing_ok=True)
     part = folder / f".{MANIFEST_NAME}-{uuid.uuid4().hex}.part"
-    with part.open("wb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(folder / MANIFEST_NAME)
-    sync_folder(folder, folder.parent)
-    for path in folder.iterdir():
-        if _OURS.match(path.name) and path.name not in names:
-            remove_unless_open(path)
+    with _whole_or_nothing(folder, part):
+        for leftover in folder.glob(f".{MANIFEST_NAME}-*.part"):
+            leftover.unlink(missing_ok=True)
+        with part.open("wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(folder / MANIFEST_NAME)
+        sync_folder(folder, folder.parent)
+    try:
+        for path in folder.iterdir():
+            if _OURS.match(path.name) and path.name not in names:
+                remove_unless_open(path)
+    except OSError as error:
+        _LOG.warning("%s: %s", folder, error)
+
+
+@contextmanager
+def _whole_or_nothing(folder: Path, part: Path | None = None) -> Iterator[None]:
+    """While a file is written under another name: that one goes where it fails, and the error says where and why."""
+    try:
+        yield
+    except BaseException as error:
+        with suppress(OSError):
+            if part is not None:
+                part.unlink(missing_ok=True)
+        if not isinstance(error, OSError) or isinstance(error, HubshardError):
+            raise
+        if is_full(error) or error.errno == errno.EFBIG:
+            raise StoreError(
+                f"no room for {folder.name} on the disk of {folder.parent}: {error.strerror}",
+                hint="free some space, keep fewer steps, or choose another disk",
+            ) from error
+        raise refusal(error, folder) from error
 
 
 # On the Hub

@@ -527,6 +527,52 @@ def test_a_broken_step_is_passed_over_and_said_and_gone_with_the_next_save(
     assert _is(_restored(tmp_path)[1], 3)
 
 
+def test_a_broken_step_counts_for_nothing_however_old_it_is(tmp_path: Path) -> None:
+    _saved(tmp_path, 4, 8)
+    _flip(_data_file(tmp_path, 8))
+    state = _state(0)
+    with _open(tmp_path, keep=2) as branch:
+        assert branch.restore(state) == 4
+        branch.save(_state(9), 9)
+        branch.wait()
+        assert branch.steps() == [4, 9]  # the good one did not go for the broken one
+        branch.save(_state(12), 12)
+    _flip(_data_file(tmp_path, 12))
+    assert _restored(tmp_path)[0] == 9
+
+
+def test_a_broken_step_that_is_saved_again_is_whole(tmp_path: Path) -> None:
+    _saved(tmp_path, 4, 8)
+    _flip(_data_file(tmp_path, 8))
+    with _open(tmp_path, keep=9) as branch:
+        assert branch.restore(_state(0)) == 4
+        for step in (8, 12):
+            branch.save(_state(step), step)
+        branch.wait()
+        assert branch.steps() == [4, 8, 12]
+
+
+def test_a_manifest_that_does_not_fit_on_the_disk_is_told_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _saved(tmp_path, 1)
+    replace = Path.replace
+
+    def full_disk(path: Path, target: Path) -> Path:
+        if target.name == MANIFEST_NAME:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return replace(path, target)
+
+    with _open(tmp_path) as branch:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", full_disk)
+            branch.save(_state(2), 2)
+            branch._saver.wait_for_disk()
+        with pytest.raises(StoreError, match=r"step 2 was not saved: no room for step-00000002 on the disk of "):
+            branch.wait()
+        assert [path.name for path in tmp_path.glob("step-*")] == [step_folder(1)]
+
+
 def test_a_step_of_a_later_version_is_neither_passed_over_nor_removed(tmp_path: Path) -> None:
     _saved(tmp_path, 1, 2)
     path = tmp_path / step_folder(2) / MANIFEST_NAME

@@ -417,6 +417,55 @@ def test_a_step_that_is_broken_on_the_branch_is_passed_over_and_goes_with_the_ne
     assert "step 2 is passed over: " in out
 
 
+def test_a_step_that_is_broken_on_the_branch_counts_for_nothing_however_old_it_is(
+    module_hub: Hub, tmp_path: Path
+) -> None:
+    code = """
+    saved(4, 8)
+    shutil.rmtree(tmp / "disk")
+    head, path = store.head("resume"), "step-00000008/manifest.json"
+    store.commit("resume", parent=head, add=[], remove=[path], message="Break it", publish_id="break")
+    with run(keep=2) as branch:
+        assert branch.restore(state(0)) == 4
+        branch.save(state(9), 9)
+    assert on_branch() == [4, 9]
+    """
+    _run(module_hub, code, "org/broken-old", tmp_path)
+
+
+def test_what_a_rollback_has_voided_counts_for_nothing_and_is_gone_with_the_next_save(
+    module_hub: Hub, tmp_path: Path
+) -> None:
+    code = """
+    saved(4, 8)
+    StepBranch(repo).rollback(4)
+    with run(keep=2) as branch:
+        assert branch.restore(state(0)) == 4
+        branch.save(state(9), 9)
+        branch.wait()
+        assert branch.steps() == on_branch() == [4, 9]
+    """
+    _run(module_hub, code, "org/voided-old", tmp_path)
+
+
+def test_what_cannot_be_removed_from_the_disk_keeps_no_step_from_the_hub(module_hub: Hub, tmp_path: Path) -> None:
+    code = """
+    from hubshard.resume.saves.local_steps import LocalSteps
+    def refuse(local, step):
+        raise PermissionError(1, "Operation not permitted")
+    LocalSteps.remove = refuse
+    with run(keep=1) as branch:
+        branch.restore(state(0))
+        for step in range(1, 4):
+            branch.save(state(step), step)
+            branch.wait()
+    assert on_branch() == [3]
+    """
+    out = _run(module_hub, code, "org/stuck", tmp_path)
+    assert "step 1 is of no use any more, and cannot be removed: [Errno 1] Operation not permitted" in out
+    assert "was not saved" not in out
+
+
 def test_a_rollback_removes_the_newer_steps_in_one_commit_and_from_the_disk(module_hub: Hub, tmp_path: Path) -> None:
     code = """
     saved(1, 2, 3, 4)

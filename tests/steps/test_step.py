@@ -425,20 +425,17 @@ from pathlib import Path
 from hubshard.steps.writing import write_manifest
 os.chdir(sys.argv[1])
 os.setuid(65534)
-try:
-    write_manifest(Path(), b"new", set())
-except OSError as error:
-    print(type(error).__name__, error)
+write_manifest(Path(), b"new", set())
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="root alone can be somebody else")
-def test_a_file_of_an_older_save_that_cannot_be_removed_is_told_when_the_step_is_saved(tmp_path: Path) -> None:
+def test_a_file_of_an_older_save_that_cannot_be_removed_is_said_when_the_step_is_saved(tmp_path: Path) -> None:
     old = tmp_path / f"rank-00000-00001-{'0' * 12}.safetensors"
     old.write_bytes(b"old")
     tmp_path.chmod(0o1777)  # everybody may write there, and remove what is their own
     done = subprocess.run([sys.executable, "-c", SHOW, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"StoreError {old.name} is of no use any more, and cannot be removed: ")
+    assert f"{old.name} is of no use any more, and cannot be removed: " in done.stderr
     assert (tmp_path / "manifest.json").read_bytes() == b"new"
     assert old.exists()
 

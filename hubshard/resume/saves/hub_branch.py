@@ -20,6 +20,7 @@ from hubshard.errors import (
 )
 from hubshard.events import OnRetry, ignore_retry
 from hubshard.protocols import Revision, Staged
+from hubshard.resume.saves.disk_line import BranchLine
 from hubshard.resume.saves.last_save import last_save
 from hubshard.steps.places import BranchPlace, OpenStep
 from hubshard.steps.retention import Retention
@@ -99,8 +100,23 @@ class HubBranch:
 
     @property
     def rollbacks(self) -> tuple[str, ...] | None:
-        """The ids of the rollbacks that what the run saves goes on from; None where it has not taken the branch."""
-        return self._rollbacks if self._is_taken else None
+        """The ids of the rollbacks that what the run saves goes on from.
+
+        None where it has not taken the branch, or found nothing there: another run may be the first to save.
+        """
+        place = self._place
+        holds = self._rollbacks or (place is not None and place.steps())
+        return self._rollbacks if self._is_taken and holds else None
+
+    @property
+    def line(self) -> BranchLine | None:
+        """What the branch tells the disks, as it was last looked at."""
+        return None if self._place is None else BranchLine.of(self._place, self.where)
+
+    def last_save(self) -> str:
+        """Who has saved last, for people."""
+        head = self.store.head(self.branch)
+        return "there is no branch" if head is None else last_save(self._storage(), head)
 
     def look(self) -> BranchPlace | None:
         """Look at the branch: this is what the next save builds on.
@@ -129,19 +145,26 @@ class HubBranch:
             place = self.look()
             self._take_if_own(place, _newest(place), is_own)
 
-    def claim_at_once(self, is_own: Callable[[OpenStep], bool]) -> None:
-        """As `claim`, where there is a branch and the Hub answers at once; else the first commit will see."""
+    def claim_at_once(self, is_own: Callable[[OpenStep], bool]) -> bool:
+        """As `claim`, where there is a branch and the Hub answers at once; else the first commit will see.
+
+        Returns:
+            Whether the Hub has answered.
+        """
         if self._is_taken:
-            return
+            return True
         store = self._store(Patience(max_retries=0, stall_seconds=_GLANCE_SECONDS))
         try:
             if store.head(self.branch) is None:
-                return
+                return True
             place = self._look(store)
             newest = _newest(place)
-        except (NotFoundError, StoreError):
-            return
+        except NotFoundError:
+            return True
+        except StoreError:
+            return False
         self._take_if_own(place, newest, is_own)
+        return True
 
     def peek(self) -> Collection[int]:
         """The steps on the branch now; nothing is remembered."""
@@ -169,7 +192,7 @@ class HubBranch:
             staged: its files.
             cost: of the save, for the message of the commit.
             retention: which of the others stay.
-            broken: newer steps that the restore had to pass over: they go.
+            broken: steps that the restore had to pass over: they do not count, and go.
 
         Raises:
             ConflictError: another run has saved to the branch since this one looked, or somebody has rolled it back.
@@ -189,15 +212,18 @@ class HubBranch:
                 )
             except ConflictError as error:
                 if not self._only_lost_steps():
-                    raise self._refused(error) from error
+                    raise self._refused(error) from None  # the answer of the Hub says no more
                 _LOG.info("%s: steps were removed meanwhile; step %d goes on top of that", self.where, step.step)
             else:
                 self._remember(revision)
                 return revision
         raise ConflictError(f"{self.where} moves all the time", hint="look who else writes to it")
 
-    def roll_back(self, step: int) -> None:
+    def roll_back(self, step: int) -> tuple[str, ...]:
         """Remove the steps after one from the branch as it was last looked at; the run goes on from it.
+
+        Returns:
+            The ids of the rollbacks of the branch.
 
         Raises:
             ConflictError: the branch has moved since.
@@ -207,6 +233,7 @@ class HubBranch:
             self._remember(revision)
             self._rollbacks += (rollback,)
         self.take()
+        return self._rollbacks
 
     def _sleep(self, seconds: float) -> None:
         self.sleep(seconds)

@@ -10,7 +10,7 @@ import re
 import stat
 import uuid
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hubshard.disk import sync_folder
@@ -107,31 +107,33 @@ class LocalSteps:
         return frozenset(file.name for file in step.files if sizes.get(file.name) == file.nbytes)
 
     def keep_only(self, kept: Collection[int], *, newest: int) -> list[int]:
-        """Remove all other steps up to `newest`, and what saves that did not end have left.
+        """Remove all other steps up to `newest`, and what saves that did not end have left. What cannot be, is said.
 
         Returns:
             The steps that were removed.
         """
         removed = []
-        for number, path in self._entries():
-            is_over = number <= newest or not _is_plain(path / MANIFEST_NAME)
-            if number not in kept and is_over and self.remove_unless_read(number):
-                removed.append(number)
+        with _said(self.root):
+            for number, path in self._entries():
+                is_over = number <= newest or not _is_plain(path / MANIFEST_NAME)
+                if number not in kept and is_over and self.drop(number):
+                    removed.append(number)
         return sorted(removed)
 
     def remove_unfinished(self) -> None:
         """Remove what saves that did not end have left, so that it takes no room from the next one."""
-        for number in self.unfinished():
-            self.remove_unless_read(number)
+        with _said(self.root):
+            for number in self.unfinished():
+                self.drop(number)
 
     def remove_files(self, step: int, names: Collection[str]) -> None:
         """Remove files of a step that was never shown; where one is shown, they may be part of it, and stay."""
         folder = self.folder(step)
         if _is_plain(folder / MANIFEST_NAME):
             return
-        for name in names:
-            (folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # another rank is not as far yet, or something of somebody else lies there
+            for name in names:
+                (folder / name).unlink(missing_ok=True)
             folder.rmdir()
 
     def remove_all(self, steps: Collection[int]) -> None:
@@ -142,12 +144,33 @@ class LocalSteps:
     def remove(self, step: int) -> None:
         """Remove a step. A kill on the way leaves a save that did not end, never a step that lacks files.
 
-        What somebody put in its place is not removed: it gets another name.
+        Several threads may remove the same. What somebody put in its place is not removed: it gets another name.
+
+        Raises:
+            OSError: the disk refuses.
         """
-        folder = self.folder(step)
-        if not os.path.lexists(folder):
-            return
-        if not folder.is_dir() or _is_folder(folder / MANIFEST_NAME):
+        with suppress(FileNotFoundError):  # somebody else has just removed it
+            self._remove(self.folder(step))
+
+    def drop(self, step: int) -> bool:
+        """Remove a step that is of no use any more; False where the disk refuses, which is said: no save fails of it.
+
+        Windows removes no file that somebody reads, and nobody need hear of that: it goes after a later save.
+        """
+        try:
+            self.remove(step)
+        except OSError as error:
+            if os.name != "nt" or not isinstance(error, PermissionError):
+                _LOG.warning("step %d is of no use any more, and cannot be removed: %s", step, error)
+            return False
+        return True
+
+    def files_of(self, step: int, rank: int) -> Mapping[str, Path]:
+        """What a rank wrote, by name."""
+        return {path.name: path for path in self.folder(step).glob(f"rank-{rank:05d}-*.safetensors")}
+
+    def _remove(self, folder: Path) -> None:
+        if os.path.lexists(folder) and (not folder.is_dir() or _is_folder(folder / MANIFEST_NAME)):
             aside = folder.with_name(f"not-a-{folder.name}-{uuid.uuid4().hex[:8]}")
             folder.rename(aside)
             _LOG.warning("%s is no step: it is called %s from now on", folder, aside.name)
@@ -160,26 +183,21 @@ class LocalSteps:
         with suppress(OSError):  # something of somebody else lies there: it stays
             folder.rmdir()
 
-    def remove_unless_read(self, step: int) -> bool:
-        """Remove a step; False where somebody reads it, and that forbids it."""
-        try:
-            self.remove(step)
-        except PermissionError:
-            if os.name == "nt":  # which removes no file that somebody reads: it goes after a later save
-                return False
-            raise
-        return True
-
-    def files_of(self, step: int, rank: int) -> Mapping[str, Path]:
-        """What a rank wrote, by name."""
-        return {path.name: path for path in self.folder(step).glob(f"rank-{rank:05d}-*.safetensors")}
-
     def _entries(self) -> Iterator[tuple[int, Path]]:
         if self.root.is_dir():
             for path in list(self.root.iterdir()):
                 number = step_number(path.name)
                 if number is not None:
                     yield number, path
+
+
+@contextmanager
+def _said(root: Path) -> Iterator[None]:
+    """Clean up: what comes in the way of that is a warning, whatever it is."""
+    try:
+        yield
+    except OSError as error:
+        _LOG.warning("%s: what is of no use any more cannot be removed: %s", root, error)
 
 
 def _is_plain(path: Path) -> bool:

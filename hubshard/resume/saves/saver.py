@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from hubshard.events import Operation
 from hubshard.resume.saves import at_exit
 from hubshard.resume.saves.background import Background
 from hubshard.resume.saves.failures import merged
+from hubshard.resume.saves.disk_line import DiskLine
 from hubshard.resume.saves.hub_branch import HubBranch
 from hubshard.resume.saves.local_steps import LocalSteps
 from hubshard.resume.saves.push_queue import PushQueue
@@ -46,6 +47,9 @@ class Saver:
         retention: which steps stay.
         max_file_bytes: bound per file.
         is_first_of_disk: see `RunFolder`.
+
+    Attributes:
+        line: which steps of the disk count.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Saver:
         is_first_of_disk: bool,
     ) -> None:
         self._local = local
+        self.line = DiskLine(local)
         self._hub = hub
         self._write_team = write_team
         self._push_team = push_team
@@ -136,7 +141,8 @@ class Saver:
         """The run goes on from what is saved, or from the start where nothing is; called by all ranks.
 
         Args:
-            passed_over: steps that it does not go on from: the next save removes those after it. None to stay as it is.
+            passed_over: steps that it does not go on from: they do not count among those that are kept, and the next
+                save removes them. None to stay as it is.
         """
         if passed_over is None:
             return
@@ -158,7 +164,9 @@ class Saver:
         """
         hub = self._hub
         if hub is not None and has_time and not self._is_checked:
-            team.first(lambda: hub.claim_at_once(self._local.holds))
+            if team.first(lambda: hub.claim_at_once(self._local.holds)):
+                line = team.first(lambda: hub.line)
+                team.each(lambda: self.line.judge(line))
             self._is_checked = True
 
     def roll_back(self, step: int, team: Team) -> list[int]:
@@ -176,24 +184,27 @@ class Saver:
         self.go_on(frozenset())
         return removed
 
-    def _remove_newer(self, step: int) -> tuple[list[int], tuple[str, ...] | None]:
+    def _remove_newer(self, step: int) -> tuple[list[int], tuple[str, ...]]:
         place = None if self._hub is None else self._hub.look()
         on_hub = set() if place is None else set(place.steps())
         there = self._local.numbers() | on_hub
         if step not in there:
             where = self._local.root if self._hub is None else self._hub.where
             raise NotFoundError(f"{where}: no step {step} is saved", hint="look at steps()")
-        newer = {number for number in there if number > step}
-        if self._hub is not None:
-            self._hub.roll_back(step)
-        return sorted(newer), None if self._hub is None else self._hub.rollbacks
+        newer = sorted(number for number in there if number > step)
+        if self._hub is None:
+            return newer, ()
+        if step not in on_hub:
+            self.line.judge(self._hub.line, wanted=step)
+        return newer, self._hub.roll_back(step)
 
-    def _remove_after(self, step: int, rollbacks: tuple[str, ...] | None) -> None:
+    def _remove_after(self, step: int, rollbacks: tuple[str, ...]) -> None:
         self._owed = [written for written in self._owed if written.number <= step]
         if self._is_first_of_disk:
             self._local.remove_all([number for number in self._local.numbers() if number > step])
-            if self._hub is not None and rollbacks is not None:
-                self._local.rollbacks.follow(self._hub.where, rollbacks)
+            if self._hub is not None:
+                self.line.judge(None)
+                self.line.follow(self._hub.where, rollbacks, step)
 
     def push_restored(self, step: Step, op: Operation) -> None:
         """Begin to push a step that the disks have, and the Hub has not; called by all ranks.
@@ -243,11 +254,12 @@ class Saver:
                 snapshot,
                 number,
                 local=self._local,
+                line=self.line,
                 hub=self._hub,
                 team=self._write_team,
                 retention=self._retention,
                 queue=self._queue,
-                broken=self._broken_after(number),
+                broken=self.broken - {number},
                 max_file_bytes=self._max_file_bytes,
                 is_first_of_disk=self._is_first_of_disk,
                 op=op,
@@ -255,6 +267,7 @@ class Saver:
         except BaseException as error:
             _tell_failure(op, number, error)
             raise
+        self.broken -= {number}  # it is whole from now on
         now = time.monotonic()
         self.last_seconds = now - began
         if written.step is not None:
@@ -301,9 +314,12 @@ class Saver:
         """Remove a step from the disk that newer saves have left there, since it was being read for its push."""
         if self._is_over.is_set() or not self._is_first_of_disk:  # once it is over, the folder may be another run's
             return
-        there = self._local.numbers() - {*self._broken_after(number)}
+        try:
+            there = self._local.numbers() - self.broken
+        except OSError:  # the next save cleans up, and says what comes in its way
+            return
         if number in self._retention.expired(there, max(there, default=number)) and number not in self._queue.needed():
-            self._local.remove_unless_read(number)
+            self._local.drop(number)
 
     def _push_owed(self, hub: HubBranch, op: Operation) -> None:
         owed, self._owed = self._owed, []
@@ -321,15 +337,12 @@ class Saver:
             hub=hub,
             team=self._push_team,
             retention=self._retention,
-            broken=self._broken_after(written.number),
+            broken=self.broken - {written.number},
             op=op,
             is_over=self._is_over,
         )
         if self._is_first_of_disk:
-            self._local.rollbacks.meet(hub.where, rollbacks)
-
-    def _broken_after(self, number: int) -> Collection[int]:
-        return {other for other in self.broken if other > number}
+            self.line.meet(hub.where, rollbacks)
 
 
 def _drained(queue: deque[Exception]) -> list[Exception]:

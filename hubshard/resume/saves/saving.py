@@ -12,6 +12,7 @@ from hubshard.errors import ConflictError, FormatError
 from hubshard.events import Operation
 from hubshard.protocols import Staged
 from hubshard.resume.ranks import LostRankError
+from hubshard.resume.saves.disk_line import DiskLine
 from hubshard.resume.saves.hub_branch import HubBranch
 from hubshard.resume.saves.local_steps import LocalSteps
 from hubshard.resume.saves.push_queue import PushQueue
@@ -73,6 +74,7 @@ def write_step(
     number: int,
     *,
     local: LocalSteps,
+    line: DiskLine,
     hub: HubBranch | None,
     team: Team,
     retention: Retention,
@@ -87,7 +89,7 @@ def write_step(
     A kill at any moment leaves the older steps as they were.
 
     Raises:
-        StoreError: the disk is full.
+        StoreError: the disk is full, or refuses.
         FormatError: what the ranks wrote is not one whole.
     """
     planned = snapshot.plan.files(max_file_bytes)
@@ -125,22 +127,21 @@ def write_step(
         rollbacks = None if hub is None else hub.rollbacks
         return _Merged(encode_step(step), frozenset(names), frozenset(kept), rollbacks)
 
+    def show() -> None:
+        if is_first_of_disk:
+            if hub is not None and merged.rollbacks is not None:
+                line.follow(hub.where, merged.rollbacks, number)
+            write_manifest(folder, merged.raw, merged.names)
+            local.keep_only(merged.kept, newest=max(number, *broken, 0))
+
     try:
         merged = team.join(write, join)
+        team.each(show)
     except LostRankError:  # which may have shown the step by now
         raise
     except BaseException:
         local.remove_files(number, [stream.receipt.file.name for stream in streams if stream.is_whole])
         raise
-
-    def show() -> None:
-        if is_first_of_disk:
-            write_manifest(folder, merged.raw, merged.names)
-            local.keep_only(merged.kept, newest=max(number, *broken, 0))
-            if hub is not None and merged.rollbacks is not None:
-                local.rollbacks.follow(hub.where, merged.rollbacks)
-
-    team.each(show)
     op.tell("commit", str(folder), sum(file.nbytes for file in planned))
     step = merged_step[0] if merged_step else None
     return Written(number, [stream.receipt.file for stream in streams], step, merged.raw if step is not None else b"")
