@@ -211,7 +211,8 @@ class ResumeBranch:
         else:
             self._folder.look()
         with operation("restore", self._path, self._on_event) as op:
-            restorer = Restorer(self._local, self._hub, self._control, on_warning=passing_over(op))
+            told = passing_over(op)
+            restorer = Restorer(self._local, self._hub, self._saver.line, self._control, on_warning=told)
             try:
                 found = restorer.restore(state, step)
             finally:

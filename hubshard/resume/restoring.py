@@ -10,12 +10,21 @@ from typing import Any
 
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from hubshard.errors import FormatError, HubshardError, IncompleteError, IntegrityError, NotFoundError, StoreError
+from hubshard.errors import (
+    ConflictError,
+    FormatError,
+    HubshardError,
+    IncompleteError,
+    IntegrityError,
+    NotFoundError,
+    StoreError,
+)
 from hubshard.events import Operation
 from hubshard.protocols import Revision
 from hubshard.resume.dcp.hub_reader import HubReader
 from hubshard.resume.dcp.planners import LoadPlanner
 from hubshard.resume.dcp.torch_items import metadata_of
+from hubshard.resume.saves.disk_line import BranchLine, DiskLine
 from hubshard.resume.saves.hub_branch import HubBranch
 from hubshard.resume.saves.local_steps import LocalSteps
 from hubshard.resume.saves.snapshot import is_stateful, tree_of
@@ -82,6 +91,7 @@ class Restorer:
     Args:
         local: the steps on the disk of this rank.
         hub: the branch; None where there is none.
+        line: which steps of the disk count.
         team: all ranks.
         on_warning: is told of each step that is passed over, and why.
 
@@ -90,15 +100,23 @@ class Restorer:
     """
 
     def __init__(
-        self, local: LocalSteps, hub: HubBranch | None, team: Team, *, on_warning: Callable[[int, str], None]
+        self,
+        local: LocalSteps,
+        hub: HubBranch | None,
+        line: DiskLine,
+        team: Team,
+        *,
+        on_warning: Callable[[int, str], None],
     ) -> None:
         self._local = local
         self._hub = hub
+        self._line = line
         self._team = team
         self._on_warning = on_warning
         self._is_touched = False
         self.passed_over: frozenset[int] | None = None
         # of rank 0, which decides
+        self._place: BranchPlace | None = None
         self._there: set[int] = set()
         self._passed: dict[int, HubshardError] = {}
         self._problem: HubshardError | None = None
@@ -109,14 +127,17 @@ class Restorer:
 
         Raises:
             FormatError: the ranks hold different things under one name; or the step does not fit the state, or was
-                written by a later version of hubshard.
+                written by a later version of hubshard; or a disk cannot tell which of its steps were rolled back.
+            ConflictError: a disk holds newer steps than the branch, which are another run's as far as it tells.
             NotFoundError: no such step.
             IntegrityError: it is broken, as are all older ones.
             StoreError: the Hub or the disk cannot be read.
         """
         team = self._team
         check_replicas(state, team, compares_values=False)
-        candidates = self._candidates(step) if team.is_first else iter(())
+        line = team.first(self._look)
+        void = team.each(lambda: self._judge(line, step))[0]
+        candidates = self._candidates(step, void) if team.is_first else iter(())
         while (candidate := team.first(lambda: next(candidates, None))) is not None:
             reading = _Reading(state, candidate, self._local, self._hub, is_first=team.is_first)
             said = team.each(reading.prepare)
@@ -137,31 +158,9 @@ class Restorer:
 
     # Rank 0 looks for a step
 
-    def _candidates(self, wanted: int | None) -> Iterator[_Candidate]:
-        place = self._look()
-        on_hub = set() if place is None else set(place.steps())
-        on_disk, unfinished = self._local.numbers(), self._local.unfinished()
-        rolled_back = self._rolled_back(place)
-        there = self._there = on_hub | on_disk
-        if wanted is not None and wanted not in there:
-            listed = f"there are {', '.join(map(str, sorted(there)[-_MOST_NAMED:]))}" if there else "there are none"
-            raise NotFoundError(f"no step {wanted} is saved; {listed}", hint="look at the branch and the folder")
-        for number in sorted(there | unfinished.keys(), reverse=True) if wanted is None else [wanted]:
-            self._problem = None
-            if wanted is None and rolled_back is not None and number > rolled_back and number not in on_hub:
-                self._problem = IntegrityError(
-                    f"the branch was rolled back to step {rolled_back}", hint="name it with step="
-                )
-                self._pass_over(number)
-            elif number in there:
-                yield from self._copies(number, place if number in on_hub else None, is_on_disk=number in on_disk)
-                self._pass_over(number)
-            else:
-                self._on_warning(number, unfinished[number])
-
-    def _look(self) -> BranchPlace | None:
+    def _look(self) -> BranchLine | None:
         try:
-            return None if self._hub is None else self._hub.look()
+            self._place = None if self._hub is None else self._hub.look()
         except StoreError as error:
             newest = max(self._local.numbers(), default=None)
             if newest is None or not error.retryable:
@@ -171,6 +170,27 @@ class Restorer:
                 hint="wait for the Hub; or go on from the disk alone, with repo_id=None",
                 retryable=True,
             ) from error
+        return None if self._hub is None else self._hub.line
+
+    def _candidates(self, wanted: int | None, void: Mapping[int, str]) -> Iterator[_Candidate]:
+        place = self._place
+        on_hub = set() if place is None else set(place.steps())
+        on_disk, unfinished = self._local.numbers(), self._local.unfinished()
+        there = self._there = on_hub | on_disk
+        for number in sorted(void, reverse=True):
+            self._problem = IntegrityError(void[number], hint="name it with step=")
+            self._pass_over(number)
+        if wanted is not None and wanted not in there:
+            listed = f"there are {', '.join(map(str, sorted(there)[-_MOST_NAMED:]))}" if there else "there are none"
+            raise NotFoundError(f"no step {wanted} is saved; {listed}", hint="look at the branch and the folder")
+        numbers = sorted((there | unfinished.keys()) - void.keys(), reverse=True)
+        for number in numbers if wanted is None else [wanted]:
+            self._problem = None
+            if number in there:
+                yield from self._copies(number, place if number in on_hub else None, is_on_disk=number in on_disk)
+                self._pass_over(number)
+            else:
+                self._on_warning(number, unfinished[number])
 
     def _copies(self, number: int, place: BranchPlace | None, *, is_on_disk: bool) -> Iterator[_Candidate]:
         """The step as the disks have it, with the branch for what they lack; then as the branch has it alone."""
@@ -189,11 +209,13 @@ class Restorer:
         if at is not None and self._any_disk:
             yield _Candidate(*found, at=at, use_disk=False)
 
-    def _rolled_back(self, place: BranchPlace | None) -> int | None:
-        """The step that the branch was rolled back to since this disk went on from it."""
-        if self._hub is None or place is None:
-            return None
-        return self._local.rollbacks.last_valid_step(self._hub.where, place.rollbacks)
+    def _judge(self, line: BranchLine | None, wanted: int | None) -> dict[int, str]:
+        try:
+            return self._line.judge(line, wanted=wanted)
+        except ConflictError as error:
+            if self._hub is None:
+                raise
+            raise ConflictError(f"{error.message}; {self._hub.last_save()}", hint=error.hint) from None
 
     def _tried(self, look: Callable[[], tuple[Step, str]]) -> tuple[Step, str] | None:
         try:
@@ -212,8 +234,7 @@ class Restorer:
     def _nothing(self, wanted: int | None) -> Restored:
         if not self._passed:
             return Restored(None, 0, None, is_on_hub=False)
-        newest = max(self._passed)
-        problem = self._passed[newest]
+        problem = self._passed[max(self._passed) if wanted is None else wanted]
         if self._is_touched:
             raise IntegrityError(
                 f"{problem.message}; {'no older step can be read' if wanted is None else 'it was asked for'}, and the "

@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hubshard.errors import FormatError
+from hubshard.header import decode_json
 from hubshard.protocols import Staged
+from hubshard.steps.step import checked_number
 
 if TYPE_CHECKING:
     from hubshard.protocols import Store
@@ -55,18 +58,20 @@ def decode_rollbacks(raw: bytes, *, path: str) -> tuple[Rollback, ...]:
     Raises:
         FormatError: damaged, or of a later version.
     """
-    try:
-        table = json.loads(raw)
-        if table["format"] == _FORMAT and table["version"] == _VERSION:
-            rollbacks = [Rollback(*row) for row in table["rollbacks"]]
-            if all(type(one.id) is str and type(one.step) is int for one in rollbacks):
-                return tuple(rollbacks)
-    except (ValueError, TypeError, KeyError):
-        pass
+    with suppress(FormatError, TypeError):  # no JSON, or a row that is none
+        table = decode_json(raw, path=path, what="list of rollbacks")
+        if table.get("format") == _FORMAT and table.get("version") == _VERSION:
+            return tuple(_rollback(*row) for row in table.get("rollbacks"))  # type: ignore[union-attr]
     raise FormatError(
         f"{path}: this does not tell the rollbacks of the branch: it is damaged, or of a later version",
         hint="update hubshard; or delete the file, if no disk of the run holds steps that were rolled back",
     )
+
+
+def _rollback(known_as: object, step: object) -> Rollback:
+    if type(known_as) is not str or type(step) is not int:
+        raise TypeError
+    return Rollback(known_as, checked_number(step))
 
 
 def stage_rollback(store: Store, branch: str, before: Sequence[Rollback], step: int) -> tuple[Staged, Rollback]:

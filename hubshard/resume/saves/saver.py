@@ -14,8 +14,8 @@ from hubshard.errors import NotFoundError
 from hubshard.events import Operation
 from hubshard.resume.saves import at_exit
 from hubshard.resume.saves.background import Background
+from hubshard.resume.saves.disk_line import BranchLine, DiskLine
 from hubshard.resume.saves.failures import merged
-from hubshard.resume.saves.disk_line import DiskLine
 from hubshard.resume.saves.hub_branch import HubBranch
 from hubshard.resume.saves.local_steps import LocalSteps
 from hubshard.resume.saves.push_queue import PushQueue
@@ -177,33 +177,30 @@ class Saver:
 
         Raises:
             NotFoundError: it is not saved.
-            ConflictError: another run has saved to the branch meanwhile.
+            ConflictError: another run has saved to the branch meanwhile; or a disk holds newer steps, which are another
+                run's as far as it tells.
         """
-        removed, rollbacks = team.first(lambda: self._remove_newer(step))
+        hub = self._hub
+        removed, line = team.first(lambda: self._newer(step))
+        team.each(lambda: self.line.judge(line, wanted=step))
+        rollbacks = team.first(lambda: None if hub is None or line is None else hub.roll_back(step))
         team.each(lambda: self._remove_after(step, rollbacks))
         self.go_on(frozenset())
         return removed
 
-    def _remove_newer(self, step: int) -> tuple[list[int], tuple[str, ...]]:
+    def _newer(self, step: int) -> tuple[list[int], BranchLine | None]:
         place = None if self._hub is None else self._hub.look()
-        on_hub = set() if place is None else set(place.steps())
-        there = self._local.numbers() | on_hub
+        there = self._local.numbers() | ({*place.steps()} if place is not None else set())
         if step not in there:
             where = self._local.root if self._hub is None else self._hub.where
             raise NotFoundError(f"{where}: no step {step} is saved", hint="look at steps()")
-        newer = sorted(number for number in there if number > step)
-        if self._hub is None:
-            return newer, ()
-        if step not in on_hub:
-            self.line.judge(self._hub.line, wanted=step)
-        return newer, self._hub.roll_back(step)
+        return sorted(number for number in there if number > step), None if self._hub is None else self._hub.line
 
-    def _remove_after(self, step: int, rollbacks: tuple[str, ...]) -> None:
+    def _remove_after(self, step: int, rollbacks: tuple[str, ...] | None) -> None:
         self._owed = [written for written in self._owed if written.number <= step]
         if self._is_first_of_disk:
             self._local.remove_all([number for number in self._local.numbers() if number > step])
-            if self._hub is not None:
-                self.line.judge(None)
+            if self._hub is not None and rollbacks is not None:
                 self.line.follow(self._hub.where, rollbacks, step)
 
     def push_restored(self, step: Step, op: Operation) -> None:

@@ -1,72 +1,74 @@
-"""Which rollbacks of a branch a local folder has followed: it must not bring back what others have removed.
-
-`hubshard resume rollback` cannot reach the disks of the run. Its steps after one that the branch was rolled back to are
-passed over, until a save goes on from there, which removes them.
-"""
+"""Which rollbacks of a branch a local folder has followed: the record of it, a file beside the steps. No torch."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from hubshard.steps.rollbacks import Rollback
+from hubshard.disk import sync_folder
+from hubshard.errors import FormatError
+from hubshard.jsonfile import read_json
 
 __all__ = ["SeenRollbacks"]
 
 _LOG = logging.getLogger("hubshard")
 
 NAME = ".rollbacks.json"
+_MOST_BYTES = 2**24
 
 
 class SeenRollbacks:
-    """The record, a file beside the steps: branch to the ids of its rollbacks that were followed.
-
-    It is a help alone: where it cannot be read or written, the folder has nothing to do with any branch.
+    """The record: branch to the ids of its rollbacks that were followed. It has no branch whose steps it never held.
 
     Args:
         root: the folder of steps.
+
+    Attributes:
+        path: of the record.
     """
 
     def __init__(self, root: Path) -> None:
-        self._path = root / NAME
+        self.path = root / NAME
 
-    def last_valid_step(self, where: str, rollbacks: Sequence[Rollback]) -> int | None:
-        """The step after which those of the folder are void; None where all count.
+    def of(self, where: str) -> frozenset[str] | None:
+        """The ids for a branch; None where the folder has nothing to do with it, as far as the record tells.
 
-        Args:
-            where: the repo and branch; one that the folder has never saved to says nothing of its steps.
-            rollbacks: of the branch.
+        Raises:
+            FormatError: it is damaged, and tells nothing.
         """
         seen = self._table().get(where)
-        if seen is None:
-            return None
-        return min((rollback.step for rollback in rollbacks if rollback.id not in seen), default=None)
+        return None if seen is None else frozenset(seen)
 
-    def follow(self, where: str, ids: Collection[str]) -> None:
-        """A step is saved that goes on from the branch as these rollbacks left it."""
-        table = self._table()
+    def add(self, where: str, ids: Collection[str]) -> None:
+        """Make it durable that these were followed. Where the record was damaged, it is written anew."""
+        try:
+            table = self._table()
+        except FormatError:
+            table = {}
         seen = table.get(where, [])
         if where not in table or not {*ids} <= {*seen}:
             self._put(table | {where: [*seen, *sorted({*ids} - {*seen})]})
 
-    def meet(self, where: str, ids: Collection[str]) -> None:
-        """A step is on the branch: from now on its rollbacks hold here too, as far as the folder has not met it yet."""
-        if where not in self._table():
-            self.follow(where, ids)
-
     def _put(self, table: dict[str, list[str]]) -> None:
-        part = self._path.with_name(f"{NAME}-{uuid.uuid4().hex}.part")
+        part = self.path.with_name(f"{NAME}-{uuid.uuid4().hex}.part")
         try:
-            part.write_text(json.dumps(table))
-            part.replace(self._path)
+            with part.open("w") as file:
+                file.write(json.dumps(table))
+                file.flush()
+                os.fsync(file.fileno())
+            if self.path.is_dir() and not self.path.is_symlink():
+                self.path.rename(self.path.with_name(f"not-a-record-{uuid.uuid4().hex[:8]}"))
+            part.replace(self.path)
+            sync_folder(self.path.parent)
         except OSError as error:  # the disk is full, say
             _LOG.warning(
                 "%s cannot be written (%s): a later restore may bring back steps that were rolled back",
-                self._path,
+                self.path,
                 error,
             )
             with suppress(OSError):
@@ -74,10 +76,9 @@ class SeenRollbacks:
 
     def _table(self) -> dict[str, list[str]]:
         try:
-            table = json.loads(self._path.read_bytes())
-        except (OSError, ValueError):
+            table = read_json(self.path, what="record of rollbacks", most_bytes=_MOST_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
             return {}
-        is_ours = isinstance(table, dict) and all(
-            isinstance(ids, list) and all(type(one) is str for one in ids) for ids in table.values()
-        )
-        return table if is_ours else {}
+        if all(isinstance(ids, list) and all(type(one) is str for one in ids) for ids in table.values()):
+            return table
+        raise FormatError(f"{self.path}: this is no record of rollbacks", hint="it is damaged")
