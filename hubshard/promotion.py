@@ -117,7 +117,7 @@ def promote(
         staging_batch_size: see there.
         scratch: see there; saves a second download where Xet is off, or where shards of the same sizes are replaced.
         streams: see there.
-        dry_run: plan and check only; of the step, the manifest is read.
+        dry_run: plan and check only, as in `push_to_hub`; of the step, the manifest is read.
         token: of both repos.
         endpoint: see there.
         max_retries: see there.

@@ -73,7 +73,10 @@ Streams = Annotated[
         help="Large shards sent at once, one where it is not given: each takes up to 256 MB, and a kill costs it.",
     ),
 ]
-PlanOnly = Annotated[bool, typer.Option("--dry-run", help="Print the shard plan; touch nothing.")]
+PlanOnly = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Print the shard plan, after the checks that precede a publish; write nothing."),
+]
 
 
 def show_published(

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from hubshard.errors import ConflictError, FormatError, HubshardError
+from hubshard.errors import ConflictError, FormatError, HubshardError, StoreError
 from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.messages import counted
 from hubshard.plan import ShardPlan
@@ -21,8 +22,10 @@ from hubshard.publish.preflight import (
     PULL_REQUEST,
     base_of,
     card_warnings,
+    check_new_tag,
     check_one_meaning,
-    check_tag,
+    check_tree,
+    found_base,
     tell_of_new_repo,
 )
 from hubshard.publish.scratch import Scratch, scratch_in
@@ -202,6 +205,7 @@ def deliver(to: Delivery, collect: Collect, together: Together | None = None) ->
         if together is not None and (together.size > 1 or not to.dry_run):
             together.agree(_same(to, outgoing))
         if to.dry_run:
+            _rehearse(to, outgoing, Work(op, patience, None))
             op.end("a dry run")
             return Published(None, None, None, None, outgoing.plans, changed=False, total_bytes=outgoing.nbytes)
         disk = None if to.scratch is None else stack.enter_context(_scratch(Path(to.scratch), outgoing))
@@ -221,14 +225,11 @@ def _same(to: Delivery, outgoing: Outgoing) -> str:
 
 
 def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | None) -> Published:
-    store = HubStore(to.repo_id, token=to.token, endpoint=to.endpoint, patience=work.patience)
-    for note in card_warnings(store, outgoing):
-        work.op.tell("warning", "README.md", detail=note)
+    store = _store_of(to, outgoing, work)
     base, is_new = base_of(store, to)
+    at = _destination(to, outgoing, store, base)
     if to.tag and not to.move_tag:
-        check_tag(store, to.tag, base)
-    key = publish_key(outgoing.plans, repo_id=store.repo_id, revision=to.revision)
-    at = Destination(store, to.revision, base, to.create_pr, key)
+        check_new_tag(at, to.tag, outgoing)
     ranks = 1 if together is None else together.size
     upload = Upload(at, outgoing, work.op, scratch=work.scratch, streams=to.streams, ranks=ranks)
     final = FinalCommit(at, outgoing, work.op)
@@ -264,6 +265,38 @@ def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | 
         deleted=change.remove,
     )
     return done if together is None else together.published(done)
+
+
+def _rehearse(to: Delivery, outgoing: Outgoing, work: Work) -> None:
+    """Raise what a publish would raise before it sends anything; nothing is written."""
+    store, warn = _store_of(to, outgoing, work), partial(work.op.tell, "warning")
+    base = found_base(store, to)
+    if base is None:
+        warn(detail=f"{to.repo_id} does not exist, or the token may not see it: a publish would make it")
+        return
+    at = _destination(to, outgoing, store, base)
+    if to.tag and not to.move_tag and check_new_tag(at, to.tag, outgoing):
+        warn(detail=f"the tag {to.tag!r} is on {base.commit} already: it is refused if this publish changes a byte")
+    check_head(base, to.expected_head)
+    try:
+        check_tree(at, outgoing, at.tree(), work.op)
+    except StoreError as error:  # a plan needs no rights, and to ask what a repo ignores does
+        if error.retryable:
+            raise
+        warn(detail=f"whether the repo takes all files cannot be said: {error}")
+
+
+def _store_of(to: Delivery, outgoing: Outgoing, work: Work) -> HubStore:
+    """The repo, asked whether its Hub takes the model card."""
+    store = HubStore(to.repo_id, token=to.token, endpoint=to.endpoint, patience=work.patience)
+    for note in card_warnings(store, outgoing):
+        work.op.tell("warning", "README.md", detail=note)
+    return store
+
+
+def _destination(to: Delivery, outgoing: Outgoing, store: HubStore, base: Revision) -> Destination:
+    key = publish_key(outgoing.plans, repo_id=store.repo_id, revision=to.revision)
+    return Destination(store, to.revision, base, to.create_pr, key)
 
 
 def _scratch(folder: Path, outgoing: Outgoing) -> AbstractContextManager[Scratch]:

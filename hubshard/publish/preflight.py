@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError
+from hubshard.events import Operation
 from hubshard.messages import listed
 from hubshard.names import is_training_folder, parse_weight_name
 from hubshard.paths import case_key
@@ -22,11 +23,11 @@ __all__ = [
     "PULL_REQUEST",
     "base_of",
     "card_warnings",
-    "check_case_in_repo",
-    "check_ignored",
+    "check_new_tag",
     "check_one_meaning",
     "check_tag",
-    "note_on_others",
+    "check_tree",
+    "found_base",
     "tell_of_new_repo",
 ]
 
@@ -65,13 +66,25 @@ def base_of(store: HubStore, to: _Asked) -> tuple[Revision, bool]:
     """The commit to build on, and whether the repo was made for that.
 
     Raises:
+        HubshardError: see `found_base`.
+    """
+    head = found_base(store, to)
+    if head is not None:
+        return head, False
+    store.create_repo(private=to.private, exist_ok=True)
+    return _start_of(store, to, store.head(to.revision)), True
+
+
+def found_base(store: HubStore, to: _Asked) -> Revision | None:
+    """The commit to build on; None where the repo does not exist. Nothing is written.
+
+    Raises:
         FormatError: the repo has the other visibility, what is named is no branch, or a name means a branch and a tag.
         NotFoundError: no such pull request.
         ConflictError: a repo that does not exist is expected to be somewhere.
     """
-    is_new = not store.repo_exists()
     is_pull_request = bool(PULL_REQUEST.fullmatch(to.revision))
-    if is_new:
+    if not store.repo_exists():
         if is_pull_request:
             raise _no_pull_request(store, to)
         if to.expected_head is not None:
@@ -79,8 +92,8 @@ def base_of(store: HubStore, to: _Asked) -> tuple[Revision, bool]:
                 f"{store.repo_id} does not exist, so {to.revision} is not at {to.expected_head}",
                 hint="check its name; leave out the expected head to have it made",
             )
-        store.create_repo(private=to.private, exist_ok=True)
-    elif to.private is not None and store.is_private() != to.private:
+        return None
+    if to.private is not None and store.is_private() != to.private:
         now, wanted = ("public", "private") if to.private else ("private", "public")
         raise FormatError(
             f"{store.repo_id} is {now}, and should be {wanted}", hint="change its visibility in the settings first"
@@ -88,16 +101,19 @@ def base_of(store: HubStore, to: _Asked) -> tuple[Revision, bool]:
     head = store.head(to.revision)
     if head is None and is_pull_request:
         raise _no_pull_request(store, to)
-    if not is_new:
-        branches = store.branches()
-        if not is_pull_request:
-            _check_branch(store, to.revision, branches, is_there=head is not None)
-        if to.tag is not None:
-            check_one_meaning(to.tag, branches)
-    head = head or store.head("main")
-    if head is None:
+    branches = store.branches()
+    if not is_pull_request:
+        _check_branch(store, to.revision, branches, is_there=head is not None)
+    if to.tag is not None:
+        check_one_meaning(to.tag, branches)
+    return _start_of(store, to, head)
+
+
+def _start_of(store: HubStore, to: _Asked, head: Revision | None) -> Revision:
+    start = head or store.head("main")
+    if start is None:
         raise NotFoundError(f"{store.repo_id} has no branch main to start {to.revision!r} from")
-    return head, is_new
+    return start
 
 
 def _no_pull_request(store: HubStore, to: _Asked) -> NotFoundError:
@@ -128,8 +144,11 @@ def check_one_meaning(tag: str, branches: Container[str]) -> None:
         )
 
 
-def check_tag(store: HubStore, tag: str, base: Revision | None) -> None:
+def check_tag(store: HubStore, tag: str, base: Revision | None) -> bool:
     """Refuse a tag that is on another commit than `base`: only what that holds already could have it.
+
+    Returns:
+        Whether it is on that one.
 
     Raises:
         ConflictError: it is.
@@ -140,19 +159,56 @@ def check_tag(store: HubStore, tag: str, base: Revision | None) -> None:
             f"the tag {tag!r} is on commit {there} already",
             hint="choose another tag, or move this one with --move-tag (in Python, move_tag=True)",
         )
+    return there is not None
 
 
-def check_ignored(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]) -> None:
-    """Refuse files that the repo's `.gitignore` refuses, all of them at once.
+def check_new_tag(to: Destination, tag: str, outgoing: Outgoing) -> bool:
+    """Refuse a tag that is on another commit than the base, or on that where it surely will not do.
+
+    Returns:
+        Whether it is on the base: it will do if nothing changes, which the hashes alone can tell.
+
+    Raises:
+        ConflictError: it is.
+    """
+    is_there = check_tag(to.store, tag, to.base)
+    if is_there and _must_differ(outgoing, to.tree()):
+        check_tag(to.store, tag, None)
+    return is_there
+
+
+def _must_differ(outgoing: Outgoing, tree: Mapping[str, Entry]) -> bool:
+    """Whether files come, go, or have other sizes."""
+    ours = {file.path for file in outgoing.all_files}
+    if any(outgoing.replaces(path) and path not in ours for path in tree):
+        return True
+    return any(
+        (there := tree.get(file.path)) is None or (there.nbytes != file.nbytes and not file.default)
+        for file in outgoing.all_files
+    )
+
+
+def check_tree(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry], op: Operation) -> None:
+    """Refuse files that the repo refuses, or that would be one with others of it; tell of weights that stay.
 
     Args:
         to: where they go.
         outgoing: all that is to be published.
         tree: what is there now.
+        op: is told.
 
     Raises:
         FormatError: there are some.
     """
+    _check_case_in_repo(to, outgoing, tree)
+    _check_ignored(to, outgoing, tree)
+    note = _note_on_others(to, outgoing, tree)
+    if note is not None:
+        op.tell("warning", detail=note)
+
+
+def _check_ignored(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]) -> None:
+    """Refuse files that the repo's `.gitignore` refuses, all of them at once."""
     if _IGNORE not in tree:
         return
     planned = (shard for plan in outgoing.plans for shard in plan.shards)
@@ -166,16 +222,10 @@ def check_ignored(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]
         )
 
 
-def check_case_in_repo(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]) -> None:
+def _check_case_in_repo(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]) -> None:
     """Refuse files whose names differ from those of files that stay in the repo only by case, or by Unicode's forms.
 
-    Args:
-        to: where they go.
-        outgoing: all that is to be published.
-        tree: what is there now.
-
-    Raises:
-        FormatError: there are some: on a disk without regard to case they would be one file, and no pull takes both.
+    On a disk without regard to case they would be one file, and no pull takes both.
     """
     ours = {case_key(file.path): file.path for file in outgoing.all_files}
     for path in sorted(tree):
@@ -187,16 +237,11 @@ def check_case_in_repo(to: Destination, outgoing: Outgoing, tree: Mapping[str, E
             )
 
 
-def note_on_others(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]) -> str | None:
+def _note_on_others(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]) -> str | None:
     """Of folders of the repo that keep weights of which a publish knows nothing: of an earlier model, it may be.
 
     Folders of training checkpoints, and of components that the published pipeline names, are as they should be. Of a
     variant nothing is said: all others stay beside it.
-
-    Args:
-        to: where it goes.
-        outgoing: all that is to be published.
-        tree: what is there now.
     """
     if any(plan.variant for plan in outgoing.plans):
         return None

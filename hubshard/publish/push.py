@@ -95,7 +95,7 @@ def push_to_hub(
             (some 250 to 400 MB/s), so a fast line needs several; each takes up to 256 MB of memory, and a kill costs
             those that were under way. None for so many that it costs one shard, or 256 MB where that is more, and at
             most 64 MiB of the next one, which may go while the Hub takes note of the last.
-        dry_run: plan and check only.
+        dry_run: plan, and check what a publish checks before it sends anything; nothing is written.
         token: as in huggingface_hub, its login by default; or a function that is asked before each request, for tokens
             that expire while a publish runs.
         endpoint: of the Hub; HF_ENDPOINT by default.

@@ -13,7 +13,7 @@ from hubshard.messages import counted
 from hubshard.protocols import Entry, Staged
 from hubshard.publish.destination import Destination
 from hubshard.publish.outgoing import OutFile, Outgoing
-from hubshard.publish.preflight import check_case_in_repo, check_ignored, note_on_others
+from hubshard.publish.preflight import check_tree
 from hubshard.publish.scratch import FILES_AT_ONCE, Scratch
 from hubshard.publish.sending import LARGE_FILE_BYTES, Sender
 from hubshard.publish.staging import StagingBranch, staging_branch
@@ -93,11 +93,7 @@ class Upload:
             batch_bytes: as in `stage`.
         """
         tree = self.to.tree()
-        check_case_in_repo(self.to, self._outgoing, tree)
-        check_ignored(self.to, self._outgoing, tree)
-        note = note_on_others(self.to, self._outgoing, tree)
-        if note is not None:
-            self._op.tell("warning", detail=note)
+        check_tree(self.to, self._outgoing, tree, self._op)
         found: Mapping[str, Entry] = {}
         if batch_bytes is not None:
             self._staging = StagingBranch(

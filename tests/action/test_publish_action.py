@@ -179,14 +179,29 @@ def test_a_pull_request_is_opened_once_and_closed_when_its_check_fails(module_hu
 
 def test_a_dry_run_shows_the_plan_and_touches_nothing(module_hub: Hub, new_job: NewJob) -> None:
     job = new_job(module_hub)
-    asked = module_hub.counters()["total"]
     inputs = {**model(job), "repo-id": "org/planned", "create-pr": "true", "dry-run": "true", "token": ""}
     ran = ok(job.run(inputs))
-    assert module_hub.counters()["total"] == asked, "nobody was asked, and no token is needed"
+    assert module_hub.api()("GET", "/api/models/org/planned").status == 404
     assert (ran.outputs["shards"], ran.outputs["changed"], ran.outputs["commit-oid"]) == ("4", "false", "")
     plan = json.loads(Path(ran.outputs["manifest"]).read_text("utf-8"))
     assert [shard["path"] for shard in plan["shards"]] == [f"model-0000{n}-of-00004.safetensors" for n in range(1, 5)]
     assert "### Dry run" in ran.summary
+
+
+def test_a_dry_run_refuses_what_the_release_would_refuse_and_needs_no_token_for_that(
+    module_hub: Hub, new_job: NewJob
+) -> None:
+    job, repo = new_job(module_hub), Repo(module_hub, "org/foreseen")
+    for seed, tag in ((0, "v1"), (1, "v2")):
+        publish(repo, seed, 4, tag=tag)
+    before = repo.heads
+    inputs = {**model(job), "repo-id": repo.name, "dry-run": "true", "token": ""}
+    taken = job.run({**inputs, "tag": "v1"})
+    assert "the tag 'v1' is on commit" in taken.errors
+    assert "is at" in job.run({**inputs, "tag": "", "expected-head": "0" * 40}).errors
+    ok(job.run({**inputs, "tag": "v1", "move-tag": "true"}))
+    ok(job.run({**inputs, "tag": "v1", "create-pr": "true"}))
+    assert repo.heads == before
 
 
 def test_a_rollback_gives_main_its_old_files_and_sends_none(module_hub: Hub, new_job: NewJob) -> None:

@@ -281,6 +281,8 @@ def test_a_step_that_cannot_be_promoted_changes_nothing(repo: Repo, tmp_path: Pa
     save_step(tmp_path, model(), step=5)
     with pytest.raises(ConflictError, match="is at"):
         run(repo, local_dir=tmp_path, expected_head="0" * 40)
+    with pytest.raises(ConflictError, match="is at"):
+        run(repo, local_dir=tmp_path, expected_head="0" * 40, dry_run=True)
     dry = run(repo, local_dir=tmp_path, dry_run=True)
     assert (dry.commit, dry.step, dry.read_bytes, dry.shards) == (None, 5, 0, 1)
     assert (repo.branches(), repo.titles(), repo.tags()) == before

@@ -203,3 +203,51 @@ def test_a_home_that_cannot_be_written_to_is_not_laid_at_the_hubs_door(
     with pytest.raises(HubshardError, match="I/O error") as told:
         lab.push(weights())
     assert "set HF_HOME or HF_XET_CACHE to a folder that can be written to" in str(told.value.hint)
+
+
+def test_a_dry_run_refuses_what_a_publish_refuses_and_writes_nothing(lab: Lab, folder: Path) -> None:
+    lab.push(folder, tag="v0")
+    head = lab.push(weights(1), tag="v1").commit
+    lab.api.create_branch(lab.repo, branch="side")
+    before = lab.api.list_repo_refs(lab.repo)
+    for options, error, words in (
+        ({"tag": "v0"}, ConflictError, "the tag 'v0' is on commit"),
+        ({"tag": "v1", "variant": "fp16"}, ConflictError, "the tag 'v1' is on commit"),
+        ({"tag": "side"}, FormatError, "'side' is the name of a branch"),
+        ({"expected_head": "0123456"}, ConflictError, "is at"),
+        ({"revision": "v0"}, FormatError, "only branches move"),
+        ({"revision": "refs/pr/7"}, NotFoundError, "no pull request"),
+        ({"private": True}, FormatError, "should be private"),
+    ):
+        for dry_run in (True, False):
+            with pytest.raises(error, match=words):
+                lab.push(folder, dry_run=dry_run, **options)
+    assert lab.push(folder, dry_run=True, tag="v0", move_tag=True, expected_head=head).commit is None
+    (folder / "README.md").write_text("---\nlicense: [\n---\n# A model\n")
+    with pytest.raises(FormatError, match=r"README\.md: .*YAML"):
+        lab.push(folder, dry_run=True)
+    assert lab.api.list_repo_refs(lab.repo) == before
+
+
+def test_a_dry_run_refuses_what_the_repo_ignores_and_without_rights_says_that_it_cannot_know(
+    lab: Lab, folder: Path
+) -> None:
+    lab.push(weights())
+    lab.api.upload_file(path_or_fileobj=b"*.safetensors\n", path_in_repo=".gitignore", repo_id=lab.repo)
+    with pytest.raises(FormatError, match=r"\.gitignore of .* refuses model\.safetensors"):
+        lab.push(folder, dry_run=True)
+    events: list[Event] = []
+    with proxied(lab.hub.port) as proxy:
+        proxy.always(r"POST /api/models/.*/preupload/", say(403, "you may not write"))
+        lab.push(folder, proxy.url, dry_run=True, on_event=events.append)
+    assert any("whether the repo takes all files cannot be said" in event.detail for event in events)
+
+
+def test_a_dry_run_says_what_only_the_hashes_can_tell_and_that_a_repo_would_be_made(lab: Lab, folder: Path) -> None:
+    [new] = warnings_of(lab, folder, dry_run=True)
+    assert new == f"{lab.repo} does not exist, or the token may not see it: a publish would make it"
+    assert not lab.exists
+    first = lab.push(folder, tag="v0")
+    [there] = warnings_of(lab, folder, dry_run=True, tag="v0")
+    assert there.startswith(f"the tag 'v0' is on {first.commit} already")
+    assert lab.push(folder, tag="v0").commit == first.commit

@@ -28,7 +28,7 @@ def main() -> None:
     set_outputs({"work": str(work), "inputs": hand_on(given)})
     log_in(given)
     if given.dry_run and not given.rollback_to:
-        _write(work, run_hubshard(*_verb(given, given.revision), "--dry-run", *_source(given)))
+        _write(work, run_hubshard(*_verb(given, given.revision), "--dry-run", *_checked(given), *_source(given)))
         return
     from hub import Hub  # it takes the Hub's client, which is slow to import
 
@@ -77,9 +77,7 @@ def _propose(given: Inputs, hub: Hub, work: Path) -> None:
     if given.tag:
         annotate("notice", f"A pull request is not tagged: make the tag {given.tag} after it is merged")
     before = hub.open_pulls()
-    record = run_hubshard(
-        *_verb(given, given.revision), "--create-pr", *_option("expected-head", given.expected_head), *_source(given)
-    )
+    record = run_hubshard(*_verb(given, given.revision), *_checked(given), *_source(given))
     address = record.get("pr_url") or ""
     number = int(address.rpartition("/")[2]) if address else 0
     record["changed"] = bool(address) and number not in before
@@ -184,6 +182,11 @@ def _verb(given: Inputs, revision: str) -> list[str]:
 def _limits(given: Inputs) -> list[str]:
     tag = [*_option("tag", given.tag), *(["--move-tag"] if given.tag and given.move_tag else [])]
     return [*tag, *_option("expected-head", given.expected_head)]
+
+
+def _checked(given: Inputs) -> list[str]:
+    # a pull request is not tagged
+    return ["--create-pr", *_option("expected-head", given.expected_head)] if given.create_pr else _limits(given)
 
 
 def _source(given: Inputs) -> Sequence[str]:
