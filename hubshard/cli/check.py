@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +13,12 @@ from hubshard.cli.common import Events, Json, Quiet, Revision, Token, Variant, e
 from hubshard.messages import counted
 from hubshard.sizes import format_size
 
+if TYPE_CHECKING:
+    from hubshard.report import Problem
+
 __all__ = ["diff", "verify"]
+
+_MOST_LINES = 12  # of one kind of problems
 
 Target = Annotated[str, typer.Argument(help="A directory, a .safetensors file, or org/name[@revision].")]
 
@@ -21,7 +27,10 @@ Target = Annotated[str, typer.Argument(help="A directory, a .safetensors file, o
 def verify(
     target: Target,
     *,
-    against: Annotated[str | None, typer.Option(help="A repo or directory whose files it must equal.")] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="TARGET", help="A repo or directory: what a pull takes of it must be there, and equal."),
+    ] = None,
     revision: Revision = None,
     variant: Variant = None,
     token: Token = None,
@@ -29,7 +38,11 @@ def verify(
     quiet: Quiet = False,
     events: Events = None,
 ) -> None:
-    """Read every file once and check it. Size, hash, every tensor of the index; exit status 1 if something is wrong."""
+    """Read every file once and check it: size, hash, every tensor of the index. Exit status 1 if something is wrong.
+
+    The Hub knows the hashes of its files, and a directory those of files that a pull or `hf download` put there. Of
+    others no hash is checked without --against, which the last line says, and by itself is no failure.
+    """
     from hubshard.cli.progress import reporting
     from hubshard.report import verify as run
 
@@ -38,16 +51,34 @@ def verify(
     if as_json:
         echo_json({**asdict(found), "ok": found.ok})
     else:
-        for problem in found.problems:
-            typer.echo(f"{problem.path}: {problem.what}" if problem.path else problem.what)
+        _print_problems(found.problems)
         at = "" if Path(target).exists() else f" at {found.commit}"
-        unknown = f", {found.unknown:,} without a known hash (--against REPO has one)" if found.unknown else ""
-        typer.echo(
-            f"{counted(found.tensors, 'tensor')}, {format_size(found.nbytes)}{at}: "
-            f"{counted(found.files, 'file')} checked by hash{unknown}, {counted(len(found.problems), 'problem')}"
-        )
+        checked = f"{counted(found.files, 'file')} checked by hash" if found.files else "no hash was checked"
+        problems = counted(len(found.problems), "problem")
+        typer.echo(f"{counted(found.tensors, 'tensor')}, {format_size(found.nbytes)}{at}: {checked}, {problems}")
+        if found.unknown:
+            typer.echo(_unknown(found.unknown, target, against))
     if not found.ok:
         raise typer.Exit(1)
+
+
+def _print_problems(problems: Sequence[Problem]) -> None:
+    """Line by line, the first of each kind."""
+    by_kind: dict[str, list[Problem]] = {}
+    for problem in problems:
+        by_kind.setdefault(problem.kind, []).append(problem)
+    for kind, found in by_kind.items():
+        for problem in found[:_MOST_LINES]:
+            typer.echo(f"{problem.path}: {problem.what}" if problem.path else problem.what)
+        if len(found) > _MOST_LINES:
+            typer.echo(f"and {len(found) - _MOST_LINES:,} more ({kind}); --json has all")
+
+
+def _unknown(files: int, target: str, against: str | None) -> str:
+    if against is not None:
+        return f"Not compared: {counted(files, 'file')} that {against} does not have"
+    what = f"Hashes of {counted(files, 'file')} were not checked, as none is known here: only sizes and headers were."
+    return f"{what} To check them: hubshard verify {target} --against REPO"
 
 
 @interruptible("nothing was written.", at_once=True)

@@ -24,10 +24,10 @@ from hubshard.events import Event, OnEvent
 from hubshard.fetch.layout import LOCK, Recalled
 from hubshard.fetch.on_disk import check_own_folder
 from hubshard.fetch.parts import Part, clean_parts, name_of
-from hubshard.fetch.record import Record, clean_scratch, read_record, scratch, write_record
-from hubshard.fetch.selection import Selection, holds_weights, is_entry_point
 from hubshard.names import MODEL_STEM, is_weight_file, parse_weight_name
 from hubshard.protocols import Entry, Revision
+from hubshard.sources.selection import Selection, holds_weights, is_entry_point
+from hubshard.store.pull_record import Record, clean_scratch, read_record, scratch, write_record
 
 __all__ = ["FolderLayout"]
 

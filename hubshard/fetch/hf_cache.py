@@ -22,7 +22,10 @@ from hubshard.disk import sync_folder
 from hubshard.errors import FormatError
 from hubshard.fetch.layout import Recalled
 from hubshard.fetch.parts import Part, clean_parts
-from hubshard.fetch.record import (
+from hubshard.paths import check_plain_path
+from hubshard.protocols import Entry, Revision
+from hubshard.sources.selection import Selection
+from hubshard.store.pull_record import (
     Record,
     clean_scratch,
     read_record,
@@ -30,9 +33,6 @@ from hubshard.fetch.record import (
     write_atomically,
     write_record,
 )
-from hubshard.fetch.selection import Selection
-from hubshard.paths import check_plain_path
-from hubshard.protocols import Entry, Revision
 
 __all__ = ["CacheLayout"]
 

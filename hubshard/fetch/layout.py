@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from hubshard.fetch.parts import Part
-from hubshard.fetch.selection import Selection
 from hubshard.protocols import Entry, Revision
+from hubshard.sources.selection import Selection
 
 __all__ = ["LOCK", "Layout", "Recalled"]
 

@@ -17,11 +17,11 @@ from hubshard.fetch.layout import LOCK, Layout
 from hubshard.fetch.lockfile import locked
 from hubshard.fetch.on_disk import refused_by_disk
 from hubshard.fetch.parts import Part, missing_bytes, name_of
-from hubshard.fetch.selection import ReadIndex, Selection, only_pickled, select
 from hubshard.fetch.transfer import Transfer
 from hubshard.messages import listed
 from hubshard.protocols import Entry, Revision, Store
 from hubshard.sizes import format_size
+from hubshard.sources.selection import ReadIndex, Selection, only_pickled, select
 
 __all__ = ["Request", "pull_from"]
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from hubshard.digests import can_verify, content_id, new_hash
 from hubshard.engine import run
-from hubshard.errors import HubshardError
+from hubshard.errors import HubshardError, NotFoundError
 from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.index import decode_index
 from hubshard.names import indexed_suffix, parse_weight_name, stem_of, variant_of
@@ -19,7 +19,10 @@ from hubshard.readers import ListedReader, read_bytes
 from hubshard.sizes import READ_BYTES
 from hubshard.sources.model_index import MODEL_INDEX, component_names, models_among, without_folder
 from hubshard.sources.safetensors import SafetensorsSource
+from hubshard.sources.selection import select
 from hubshard.sources.several import variants_by_folder
+from hubshard.store.lone_file import LoneFile
+from hubshard.store.noted import noted_entries
 from hubshard.store.opening import Opened, open_target
 from hubshard.store.patience import Patience
 
@@ -38,10 +41,12 @@ class Problem:
     Attributes:
         path: the file, or "" for the checkpoint as a whole.
         what: in a sentence.
+        kind: "missing", "size", "hash", "unreadable"; "structure" of what keeps a checkpoint from being whole.
     """
 
     path: str
     what: str
+    kind: str = "structure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +90,15 @@ def verify(
     Of a directory or repo, this holds for the checkpoints of all folders; and what `model_index.json` of a pipeline of
     diffusers names must be there.
 
-    Hashes are those that the store promises: the Hub knows the hash of each file, a directory does not, and is checked
-    against a repo that does.
+    Hashes are those that the store promises. The Hub knows the hash of each file. A directory knows those of files that
+    `hubshard.pull` or huggingface_hub has put there, which have noted them beside it, and so does a snapshot of the
+    cache. Of other files only size and header are checked, unless it is `against` a repo: see `unknown`.
 
     Args:
         target: a directory, a file, `org/name[@revision]` or `hf://org/name[@revision]`.
-        against: a repo, or a directory, whose files `target` must equal; files that only `target` has are fine. For
-            an index it is enough that it names the same file for each tensor, however it is written.
+        against: a repo, or a directory. `target` must have all that a pull of the variant would take of it, and each
+            file that both have must be equal; files that only `target` has are fine. For an index it is enough that it
+            names the same file for each tensor, however it is written.
         revision: of a repo; None for main, or what `target` says.
         variant: as in `model.fp16.safetensors`; of a folder without it the plain weights, if another folder has it.
         token: for the Hub; None for the one that is logged in.
@@ -99,7 +106,7 @@ def verify(
         on_event: is told of each step.
 
     Raises:
-        NotFoundError: no such path, repo or revision.
+        NotFoundError: no such path, repo, revision, or variant of `against`.
         FormatError: a target that names nothing.
     """
     with operation("verify", str(target), on_event) as op:
@@ -115,15 +122,15 @@ def _verify(opened: Opened, other: Opened | None, against: str, variant: str | N
     entries = list(opened.store.list(opened.at))
     op.start(sum(entry.nbytes for entry in entries), opened.at.commit)
     tensors, problems = _structure(opened, entries, variant)
-    expected = {entry.path: entry for entry in (other.store.list(other.at) if other else entries)}
-    present = {entry.path for entry in entries}
-    # what git and the Hub keep for themselves is no part of a model
-    missing = sorted(path for path in expected.keys() - present if path != ".gitattributes")
-    problems += [Problem(path, f"is missing; {against} has it") for path in missing]
-    promised = [entry for entry in entries if entry.path in expected and can_verify(expected[entry.path])]
+    expected, wanted = _noted(opened, entries) if other is None else _of_other(other, variant)
+    if not isinstance(opened.store, LoneFile):
+        who = "a pull had put it there" if other is None else f"{against} has it"
+        missing = sorted({*wanted} - {entry.path for entry in entries})
+        problems += [Problem(path, f"is missing; {who}", "missing") for path in missing]
+    promised = [entry for entry in entries if entry.path in expected and (other or can_verify(expected[entry.path]))]
 
     def check(entry: Entry) -> Problem | None:
-        problem = _check(opened, entry, expected[entry.path], op)
+        problem = _check(opened, entry, expected[entry.path], other, op)
         if problem is None or other is None or not _is_same_index(opened, entry, other, expected[entry.path]):
             return problem
         op.tell("verify", entry.path, entry.nbytes, "another form of the same index")
@@ -145,6 +152,32 @@ def _verify(opened: Opened, other: Opened | None, against: str, variant: str | N
         nbytes=sum(entry.nbytes for entry in entries),
         problems=tuple(problems),
     )
+
+
+def _noted(opened: Opened, entries: Sequence[Entry]) -> tuple[Mapping[str, Entry], Collection[str]]:
+    """What the files should be as far as it is known where they are, and which of them must be there."""
+    noted = {} if opened.folder is None else noted_entries(opened.folder, entries)
+    return {**{entry.path: entry for entry in entries}, **noted}, noted.keys()
+
+
+def _of_other(other: Opened, variant: str | None) -> tuple[Mapping[str, Entry], Collection[str]]:
+    """The files of what is compared with, and which of them a pull would take: all, where it would refuse to."""
+    listing = other.store.list(other.at)
+    expected = {entry.path: entry for entry in listing}
+
+    def read_index(entry: Entry) -> bytes:
+        return read_bytes(other.store, other.at, entry.path, 0, entry.nbytes)
+
+    try:
+        taken = select(
+            listing, variant=variant, include=None, exclude=None, read_index=read_index, where=other.where or "."
+        ).files
+    except NotFoundError:
+        raise
+    except HubshardError:
+        # what git and the Hub keep for themselves is no part of a model
+        taken = tuple(entry for entry in listing if not entry.path.startswith(".git"))
+    return expected, {entry.path for entry in taken}
 
 
 def _structure(opened: Opened, entries: Sequence[Entry], variant: str | None) -> tuple[int, list[Problem]]:
@@ -209,17 +242,25 @@ def _is_same_index(opened: Opened, entry: Entry, other: Opened, expected: Entry)
     return one.weight_map == two.weight_map
 
 
-def _check(opened: Opened, entry: Entry, expected: Entry, op: Operation) -> Problem | None:
+def _check(opened: Opened, entry: Entry, expected: Entry, other: Opened | None, op: Operation) -> Problem | None:
     if entry.nbytes != expected.nbytes:
-        return Problem(entry.path, f"has {entry.nbytes} bytes, not {expected.nbytes}")
-    digest = new_hash(expected)
+        return Problem(entry.path, f"has {entry.nbytes} bytes, not {expected.nbytes}", "size")
     try:
-        for block in opened.blocks(entry.path, entry.nbytes, block_bytes=READ_BYTES):
-            digest.update(block)
-            op.tell("received", entry.path, block.nbytes)
+        if other is not None and not can_verify(expected):  # a directory promises nothing
+            expected = replace(expected, sha256=_hash_of(other, replace(expected, sha256=""), lambda _: None))
+        digest = _hash_of(opened, expected, lambda nbytes: op.tell("received", entry.path, nbytes))
     except HubshardError as error:
-        return Problem(entry.path, error.message)
-    if digest.hexdigest() != content_id(expected):
-        return Problem(entry.path, f"has the hash {digest.hexdigest()}, not {content_id(expected)}")
+        return Problem(entry.path, error.message, "unreadable")
+    if digest != content_id(expected):
+        return Problem(entry.path, f"has the hash {digest}, not {content_id(expected)}", "hash")
     op.tell("verify", entry.path, entry.nbytes)
     return None
+
+
+def _hash_of(opened: Opened, expected: Entry, on_bytes: Callable[[int], None]) -> str:
+    """Of a file, the hash that it is expected to have one of."""
+    digest = new_hash(expected)
+    for block in opened.blocks(expected.path, expected.nbytes, block_bytes=READ_BYTES):
+        digest.update(block)
+        on_bytes(block.nbytes)
+    return digest.hexdigest()

@@ -31,12 +31,14 @@ class Opened:
         at: which one.
         path: the one file that was named, from the root; None for the whole tree.
         where: for people: the directory, as far as it was named, or `org/name@revision`.
+        folder: the directory; None for a repo.
     """
 
     store: Reader
     at: Revision
     path: str | None = None
     where: str = ""
+    folder: Path | None = None
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -106,7 +108,7 @@ def open_path(path: Path) -> Opened:
     if at is None:
         raise NotFoundError(f"{path} does not exist", hint="give a directory, a .safetensors file or org/name")
     folder = path if named is None else path.parent
-    return Opened(store, at, named, str(folder) if folder.name else "")
+    return Opened(store, at, named, str(folder) if folder.name else "", folder)
 
 
 def open_repo(

@@ -189,6 +189,24 @@ def test_verify_says_what_is_wrong_and_exits_with_1(hub: Hub, repo: str, model: 
     report = json.loads(_hubshard(hub, "verify", model, "--against", repo, "--json").stdout)
     assert report["ok"] is False
     assert [problem["path"] for problem in report["problems"]] == ["model.safetensors"]
+    unaided = _hubshard(hub, "verify", model)
+    assert unaided.returncode == 0
+    assert ": no hash was checked, 0 problems\n" in unaided.stdout
+    assert f"To check them: hubshard verify {model} --against REPO\n" in unaided.stdout
+
+
+def test_verify_names_a_dozen_of_each_kind_of_problem_and_counts_the_others(hub: Hub, repo: str, model: Path) -> None:
+    for n in range(20):
+        (model / f"vocab-{n:02}.txt").write_text("a")
+    assert _hubshard(hub, "publish", model, repo).returncode == 0
+    for n in range(20):
+        (model / f"vocab-{n:02}.txt").write_text("bb") if n % 4 else (model / f"vocab-{n:02}.txt").unlink()
+    damaged = _hubshard(hub, "verify", model, "--against", repo)
+    lines = damaged.stdout.splitlines()
+    assert (damaged.returncode, len([line for line in lines if line.startswith("vocab-")])) == (1, 5 + 12)
+    assert "and 3 more (size); --json has all" in lines
+    report = json.loads(_hubshard(hub, "verify", model, "--against", repo, "--json").stdout)
+    assert len(report["problems"]) == 20
 
 
 def test_diff_and_rollback_work_on_revisions(hub: Hub, repo: str, model: Path, tmp_path: Path) -> None:

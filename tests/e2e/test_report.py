@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ class Lab:
 
 @pytest.fixture
 def lab(module_hub: Hub, request: pytest.FixtureRequest) -> Lab:
-    return Lab(module_hub, f"lab/{request.node.name.replace('_', '-')[:80].strip('-[]')}")
+    return Lab(module_hub, f"lab/{re.sub('[^a-z0-9]+', '-', request.node.name)[5:90].strip('-')}")
 
 
 def test_a_repo_and_its_copy_verify(lab: Lab, tmp_path: Path) -> None:
@@ -75,6 +76,74 @@ def test_a_repo_and_its_copy_verify(lab: Lab, tmp_path: Path) -> None:
     unaided = lab.verify(tmp_path / "copy")
     assert unaided.ok
     assert (unaided.files, unaided.unknown) == (0, remote.files)
+
+
+@pytest.mark.parametrize("how", ["pulled", "pulled to the cache", "downloaded", "downloaded to the cache"])
+def test_what_was_pulled_or_downloaded_is_checked_by_the_hashes_that_were_noted(
+    lab: Lab, tmp_path: Path, how: str
+) -> None:
+    place: dict[str, Any] = {"cache_dir" if "cache" in how else "local_dir": tmp_path / "copy"}
+    if how.startswith("pulled"):
+        copy = hubshard.pull(lab.repo_id, endpoint=lab.hub.url, token=TOKEN, **place)
+    else:
+        copy = Path(lab.api.snapshot_download(lab.repo_id, **place))
+    found = lab.verify(copy)
+    assert (found.ok, found.unknown, found.tensors) == (True, 0, 6)
+    (copy / "notes.txt").write_text("my own")
+    assert lab.verify(copy).unknown == 1
+    shard = min(copy.glob("*.safetensors")).resolve()
+    shard.chmod(0o644)
+    flipped = bytearray(shard.read_bytes())
+    flipped[-1] ^= 1
+    shard.write_bytes(flipped)
+    [problem] = lab.verify(copy).problems
+    assert (problem.path, problem.kind) == (min(copy.glob("*.safetensors")).name, "hash")
+
+
+def test_the_newer_of_two_downloads_into_a_directory_counts_and_a_small_file_that_is_gone_is_named(
+    lab: Lab, tmp_path: Path
+) -> None:
+    lab.api.upload_file(path_or_fileobj=b"a note", path_in_repo="notes.txt", repo_id=lab.repo_id)
+    copy = hubshard.pull(lab.repo_id, endpoint=lab.hub.url, token=TOKEN, local_dir=tmp_path / "copy")
+    lab.push(weights(1))
+    lab.api.snapshot_download(lab.repo_id, local_dir=copy)
+    assert lab.verify(copy).ok
+    hubshard.pull(lab.repo_id, endpoint=lab.hub.url, token=TOKEN, local_dir=copy)
+    (copy / "notes.txt").unlink()
+    [problem] = lab.verify(copy).problems
+    assert (problem.path, problem.kind) == ("notes.txt", "missing")
+
+
+def test_a_pull_of_one_variant_is_whole_against_a_repo_that_has_others_and_pickles(lab: Lab, tmp_path: Path) -> None:
+    lab.push(weights(2), variant="fp16")
+    for path in ("pytorch_model.bin", "checkpoint-5/model.safetensors"):
+        lab.api.upload_file(path_or_fileobj=b"x", path_in_repo=path, repo_id=lab.repo_id)
+    against = f"hf://{lab.repo_id}"
+    for variant, other in ((None, "fp16"), ("fp16", None)):
+        folder = tmp_path / str(variant)
+        copy = hubshard.pull(lab.repo_id, endpoint=lab.hub.url, token=TOKEN, variant=variant, local_dir=folder)
+        found = lab.verify(copy, against=against, variant=variant)
+        assert found.problems == ()
+        assert found.files > 3
+        lost = {problem.path for problem in lab.verify(copy, against=against, variant=other).problems}
+        assert len([path for path in lost if path.endswith(".safetensors")]) == 3
+    with pytest.raises(NotFoundError, match="bf16"):
+        lab.verify(tmp_path / "None", against=against, variant="bf16")
+
+
+def test_a_directory_against_another_is_compared_byte_by_byte(lab: Lab, tmp_path: Path) -> None:
+    one, two = lab.copy(tmp_path / "one"), lab.copy(tmp_path / "two")
+    assert lab.verify(one, against=two).files == len([path for path in one.rglob("*") if path.is_file()])
+    for number, folder in enumerate((one, two)):
+        (folder / "notes.txt").write_text(str(number))
+    [problem] = lab.verify(one, against=two).problems
+    assert (problem.path, problem.kind) == ("notes.txt", "hash")
+
+
+def test_one_file_against_a_repo_lacks_no_other(lab: Lab, tmp_path: Path) -> None:
+    copy = lab.copy(tmp_path / "copy")
+    found = lab.verify(min(copy.glob("*.safetensors")), against=f"hf://{lab.repo_id}")
+    assert (found.ok, found.files) == (True, 1)
 
 
 def test_every_damage_to_a_copy_is_named(lab: Lab, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hubshard.errors import FormatError
 from hubshard.events import Event, ignore
 from hubshard.fetch.folder import FolderLayout
 from hubshard.fetch.pulling import pull_from
-from hubshard.fetch.selection import holds_weights, is_entry_point
+from hubshard.sources.selection import holds_weights, is_entry_point
 
 STEM = "diffusion_pytorch_model"
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hubshard.errors import FormatError, HubshardError, IncompleteError, NotFoundError, UnsafeFormatError
-from hubshard.fetch.selection import Selection, is_entry_point, only_pickled, select
 from hubshard.protocols import Entry
+from hubshard.sources.selection import Selection, is_entry_point, only_pickled, select
 
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 SHARDED = [*SHARDS, "model.safetensors.index.json", "config.json"]
