@@ -33,6 +33,7 @@ from hubshard.protocols import Reader, Revision, Source
 from hubshard.readers import read_bytes
 from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.store.local import LocalStore
+from hubshard.store.lone_file import LoneFile
 from hubshard.tensors import Box, TensorSpec
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class LazyTensor:
         """
         return read_box(self._checkpoint.reader, self._spec, self._spec.box if box is None else box)
 
+    @needing("reading a tensor as one of torch", otherwise="its bytes are to be had without, by .read()")
     def __getitem__(self, index: Any) -> torch.Tensor:
         """The elements that `index` picks, as a CPU tensor; only their bytes are read, and small gaps between them.
 
@@ -125,7 +127,7 @@ class LazyTensor:
         Raises:
             IndexError: out of bounds, or too many indices.
             TypeError: a list, mask or tensor as an index.
-            FormatError: torch has no such dtype, or a packed dtype is not cut at whole bytes.
+            FormatError: torch is not installed, or has no such dtype, or a packed dtype is not cut at whole bytes.
         """
         spec = self._spec
         selection = select(index, spec.shape)
@@ -218,7 +220,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
         reader = FileReader(_for_reading(store, source.manifest, root), at, source.manifest, policy)
         # on Windows a private mapping counts against memory as if it were all written
         can_map = root is not None and sys.platform != "win32" and sys.byteorder == "little"
-        mapped = MappedFiles(root, source.manifest) if can_map and root else None
+        files = store if can_map and isinstance(store, (LocalStore, LoneFile)) else None
+        mapped = MappedFiles(files, at, source.manifest) if files is not None else None
         return cls(source, reader=reader, mapped=mapped, store=store, at=at, folder=folder, root=root)
 
     def __getitem__(self, name: str) -> LazyTensor:
@@ -271,9 +274,10 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
         Raises:
             FormatError: it is larger than 256 MiB.
+            NotFoundError, IntegrityError: it is another than when the checkpoint was opened.
         """
         self._check_open()
-        if self.root is not None:
+        if self.root is not None and not isinstance(self.store, LocalStore):  # a lone file knows none beside it
             path = self.root / self.folder / name
             if not path.is_file():
                 return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from hubshard.lazy.pages import forget
@@ -33,7 +34,7 @@ class DropBehind(WrappedReader):
     def read(self, at: Revision, path: str, start: int, stop: int, into: memoryview) -> None:
         """Fill `into`, and drop what the cache holds of the range."""
         super().read(at, path, start, stop, into)
-        with (self._root / path).open("rb", buffering=0) as file:
+        with suppress(OSError), (self._root / path).open("rb", buffering=0) as file:
             forget(file.fileno(), start, stop)
 
 

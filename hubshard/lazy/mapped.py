@@ -6,40 +6,54 @@ import ctypes
 import mmap
 import threading
 from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from io import FileIO
+from typing import TYPE_CHECKING, Protocol
 
 from hubshard.engine import run
 from hubshard.errors import IntegrityError
 from hubshard.lazy.pages import populate
 from hubshard.lazy.torch_dtypes import torch_dtype, torch_shape
 from hubshard.manifest import Manifest, Piece
+from hubshard.protocols import Revision
+from hubshard.store.local_tree import AT_REST
 from hubshard.tensors import TensorSpec
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MappedFiles"]
+__all__ = ["LocalFiles", "MappedFiles"]
 
 _POPULATE_BYTES = 16 * 2**20
 _ALIGNMENT = 8
 
 
+class LocalFiles(Protocol):
+    """A store whose files are local."""
+
+    def open_file(self, at: Revision, path: str) -> FileIO:
+        """A file, open to be read, if it is still that of the revision."""
+
+    def check_unchanged(self, at: Revision, path: str) -> None:
+        """Raise where it is not."""
+
+
 class MappedFiles:
-    """The files of a manifest in a local folder, mapped when first asked for.
+    """The files of a manifest on a local disk, mapped when first asked for.
 
     The mappings are copy-on-write: who writes to such a tensor changes neither the file nor what anybody else sees. For
     that, a tensor that is asked for again comes from a new mapping of its file.
     A mapping lives as long as a tensor that stands on it, also after `close`.
 
     Args:
-        root: the folder.
+        store: holds the files.
+        at: the revision whose headers were read.
         manifest: what is in its files.
         shares: whether the same pages may be given again, for those who never write.
     """
 
-    def __init__(self, root: Path, manifest: Manifest, *, shares: bool = False) -> None:
-        self._root = root
+    def __init__(self, store: LocalFiles, at: Revision, manifest: Manifest, *, shares: bool = False) -> None:
+        self._store = store
+        self._at = at
         self._manifest = manifest
         self._shares = shares
         self._maps: dict[str, mmap.mmap] = {}
@@ -49,7 +63,7 @@ class MappedFiles:
 
     def sharing(self) -> MappedFiles:
         """The same files, in mappings apart from these, for those who never write."""
-        return MappedFiles(self._root, self._manifest, shares=True)
+        return MappedFiles(self._store, self._at, self._manifest, shares=True)
 
     def tensor(self, spec: TensorSpec, called: str | None = None) -> torch.Tensor | None:
         """The whole tensor as pages of its file; None where it is in parts, empty or not aligned.
@@ -60,7 +74,7 @@ class MappedFiles:
                 with nobody.
 
         Raises:
-            IntegrityError: the file has another size than when its header was read.
+            NotFoundError, IntegrityError: the file is gone, or is another than when its header was read.
         """
         import torch  # noqa: PLC0415  # slow, and optional
 
@@ -107,18 +121,21 @@ class MappedFiles:
             if names and (called is None or names & {called, None}) and not self._shares:
                 del self._maps[path]
                 given.clear()
-            found = self._maps.get(path) or self._mapped(path)
-            self._maps[path] = found
+            found = self._maps.get(path)
+            if found is None:
+                found = self._maps[path] = self._mapped(path)
+            else:  # written in place, it changes under the mapping
+                self._store.check_unchanged(self._at, path)
             given.setdefault(piece.tensor, set()).add(called)
             return found
 
     def _mapped(self, path: str) -> mmap.mmap:
-        with (self._root / path).open("rb") as file:
+        with self._store.open_file(self._at, path) as file:
             found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         if len(found) != self._manifest.files[path].nbytes:
             raise IntegrityError(
                 f"{path}: has {len(found)} bytes now, {self._manifest.files[path].nbytes} when it was opened",
-                hint="another program replaces it: open the checkpoint again",
+                hint=AT_REST,
             )
         return found
 

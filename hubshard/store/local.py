@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from io import FileIO
 from pathlib import Path, PurePosixPath
 
 from hubshard.disk import is_full, read_exactly, sync_folder
@@ -95,16 +96,41 @@ class LocalStore:
             NotFoundError: no such file or revision, or the file was replaced since.
             IntegrityError: the file was written since, or is shorter.
         """
-        state = self._files(at).get(path)
-        if state is None:
-            raise NotFoundError(f"{path} is not in {self.root}")
-        with _explained(self.root), state.real.open("rb", buffering=0) as file:
-            _check_unchanged(state, os.fstat(file.fileno()))
+        with _explained(self.root), self.open_file(at, path) as file:
             if sys.platform == "linux" and not self._reads_ahead:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             file.seek(start)
             if read_exactly(file, into.cast("B")[: stop - start]):
                 raise IntegrityError(f"{path} in {self.root} ends before byte {stop}")
+
+    def open_file(self, at: Revision, path: str) -> FileIO:
+        """A file, open to be read.
+
+        Raises:
+            NotFoundError, IntegrityError: as `read`.
+        """
+        state = self._state(at, path)
+        with _explained(self.root), contextlib.ExitStack() as stack:
+            file = stack.enter_context(state.real.open("rb", buffering=0))
+            _check_unchanged(state, os.fstat(file.fileno()))
+            stack.pop_all()
+        return file
+
+    def check_unchanged(self, at: Revision, path: str) -> None:
+        """See that a file is still what it was.
+
+        Raises:
+            NotFoundError, IntegrityError: as `read`.
+        """
+        state = self._state(at, path)
+        with _explained(self.root):
+            _check_unchanged(state, state.real.stat())
+
+    def _state(self, at: Revision, path: str) -> FileState:
+        state = self._files(at).get(path)
+        if state is None:
+            raise NotFoundError(f"{path} is not in {self.root}")
+        return state
 
     def stage(self, branch: str, path: str, data: Content, *, nbytes: int, sha256: str | None = None) -> Staged:
         """Write content durably beside the directory; content that is staged there already is not written again.
@@ -229,7 +255,7 @@ class LocalStore:
 
 def _check_unchanged(state: FileState, status: os.stat_result) -> None:
     now = state_of(state.path, state.real, status)
-    if now.inode != state.inode:
+    if (now.device, now.inode) != (state.device, state.inode):
         raise NotFoundError(f"{state.real} was replaced since it was looked at", hint=AT_REST)
     if now.mark != state.mark:
         raise IntegrityError(f"{state.real} was written since it was looked at", hint=AT_REST)

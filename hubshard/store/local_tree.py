@@ -29,6 +29,7 @@ class FileState:
         nbytes: its size (bytes).
         mtime_ns: its time of modification (nanoseconds since the epoch).
         inode: its number in the file system.
+        device: the file system.
     """
 
     path: str
@@ -36,6 +37,7 @@ class FileState:
     nbytes: int
     mtime_ns: int
     inode: int
+    device: int
 
     @property
     def mark(self) -> str:
@@ -100,7 +102,7 @@ def is_private(path: PurePosixPath) -> bool:
 
 def state_of(path: str, real: Path, status: os.stat_result) -> FileState:
     """A file's state from its `stat`."""
-    return FileState(path, real, status.st_size, status.st_mtime_ns, status.st_ino)
+    return FileState(path, real, status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev)
 
 
 def _relative(root: Path, entry: os.DirEntry[str]) -> PurePosixPath:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from io import FileIO
 from pathlib import Path
 
-from hubshard.disk import read_exactly
-from hubshard.errors import IntegrityError, NotFoundError
+from hubshard.disk import read_exactly, refusal
+from hubshard.errors import HubshardError, IntegrityError, NotFoundError
 from hubshard.protocols import Entry, Revision
 from hubshard.store.local_tree import AT_REST
 
@@ -34,8 +36,13 @@ class LoneFile:
         return Revision(_BRANCH, _state(self.path.stat())) if branch == _BRANCH else None
 
     def list(self, at: Revision) -> Sequence[Entry]:
-        """The one file."""
-        status = self.path.stat()
+        """The one file.
+
+        Raises:
+            NotFoundError, IntegrityError: as `read`.
+        """
+        with self._explained():
+            status = self.path.stat()
         self._check(status, at)
         return [Entry(self.path.name, status.st_size, None, at.commit)]
 
@@ -46,13 +53,45 @@ class LoneFile:
             NotFoundError: another path.
             IntegrityError: the file has changed, or is shorter.
         """
-        if path != self.path.name:
-            raise NotFoundError(f"{path}: only {self.path} was opened")
-        with self.path.open("rb", buffering=0) as file:
-            self._check(os.fstat(file.fileno()), at)
+        with self.open_file(at, path) as file, self._explained():
             file.seek(start)
             if read_exactly(file, into.cast("B")[: stop - start]):
                 raise IntegrityError(f"{self.path} ends before byte {stop}")
+
+    def open_file(self, at: Revision, path: str) -> FileIO:
+        """The file, open to be read.
+
+        Raises:
+            NotFoundError, IntegrityError: as `read`.
+        """
+        if path != self.path.name:
+            raise NotFoundError(f"{path}: only {self.path} was opened")
+        with self._explained(), ExitStack() as stack:
+            file = stack.enter_context(self.path.open("rb", buffering=0))
+            self._check(os.fstat(file.fileno()), at)
+            stack.pop_all()
+        return file
+
+    def check_unchanged(self, at: Revision, path: str) -> None:  # noqa: ARG002  # there is one file
+        """See that it is still what it was.
+
+        Raises:
+            NotFoundError, IntegrityError: as `read`.
+        """
+        with self._explained():
+            self._check(self.path.stat(), at)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of the operating system as ours."""
+        try:
+            yield
+        except HubshardError:
+            raise
+        except FileNotFoundError as error:
+            raise NotFoundError(f"{self.path} is not there any more", hint=AT_REST) from error
+        except OSError as error:
+            raise refusal(error, self.path) from error
 
     def _check(self, status: os.stat_result, at: Revision) -> None:
         if _state(status) != at.commit:
@@ -60,4 +99,4 @@ class LoneFile:
 
 
 def _state(status: os.stat_result) -> str:
-    return f"{status.st_size}-{status.st_mtime_ns}"
+    return f"{status.st_size}-{status.st_mtime_ns}-{status.st_dev}-{status.st_ino}"
