@@ -100,7 +100,8 @@ def promote(
             all tensors. The files have the names without it.
         branch: holds the steps; a tag or a commit will do.
         resume_repo_id: the repo that holds them; None for `repo_id`.
-        local_dir: a folder of steps to read from, instead of a repo.
+        local_dir: a folder of steps to read from, instead of a repo; whether their branch was rolled back is not looked
+            at.
         revision: branch to publish to; made from main if it does not exist.
         max_shard_size: as in `push_to_hub`, like all that follows.
         variant: see there.

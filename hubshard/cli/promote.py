@@ -56,7 +56,12 @@ def promote(
     branch: Annotated[str, typer.Option(help="Branch that holds the steps.")] = "resume",
     resume_repo: Annotated[str | None, typer.Option(help="The repo that holds them, if it is another one.")] = None,
     local_dir: Annotated[
-        Path | None, typer.Option(parser=a_directory, metavar="DIR", help="Read steps from this directory instead.")
+        Path | None,
+        typer.Option(
+            parser=a_directory,
+            metavar="DIR",
+            help="Read steps from this directory alone; whether their branch was rolled back is not looked at.",
+        ),
     ] = None,
     revision: Branch = "main",
     max_shard_size: MaxShardSize = "5GB",

@@ -83,15 +83,18 @@ class LocalPlace:
 
     Attributes:
         root: the folder; it need not exist.
+        ignored: steps that do not count.
     """
 
     root: Path
+    ignored: Collection[int] = ()
 
     def steps(self) -> Collection[int]:
         """See `Place`."""
         if not self.root.is_dir():
             return []
-        return [number for path in self.root.iterdir() if (number := step_number(path.name)) is not None]
+        found = {number for path in self.root.iterdir() if (number := step_number(path.name)) is not None}
+        return found - {*self.ignored}
 
     def open(self, step: int) -> OpenStep:
         """See `Place`."""
@@ -115,7 +118,7 @@ class BranchPlace:
     def __init__(self, store: Reader, at: Revision, where: str) -> None:
         self.at = at
         self._store = store
-        self._where = where
+        self.where = where
         self._folders: dict[int, dict[str, Entry]] = {}
         self._rollbacks_entry: Entry | None = None
         for entry in store.list(at):
@@ -145,7 +148,7 @@ class BranchPlace:
         Raises:
             FormatError: what tells it is damaged, or of a later version.
         """
-        entry, path = self._rollbacks_entry, f"{self._where}/{ROLLBACKS_NAME}"
+        entry, path = self._rollbacks_entry, f"{self.where}/{ROLLBACKS_NAME}"
         if entry is None:
             return ()
         if entry.nbytes > _MOST_ROLLBACKS_BYTES:
@@ -177,8 +180,8 @@ class BranchPlace:
     def _folder(self, step: int) -> StepFolder:
         folder = step_folder(step)
         if step not in self._folders:
-            raise NotFoundError(f"{self._where}: there is no {folder}", hint="see `hubshard resume list`")
-        return StepFolder(self._store, self.at, f"{folder}/", f"{self._where}/{folder}", REMOTE)
+            raise NotFoundError(f"{self.where}: there is no {folder}", hint="see `hubshard resume list`")
+        return StepFolder(self._store, self.at, f"{folder}/", f"{self.where}/{folder}", REMOTE)
 
 
 def find_step(places: Sequence[Place], step: int | None) -> OpenStep:

@@ -246,3 +246,42 @@ def test_async_saves_land_parts_are_read_by_ranges_and_what_is_not_there_is_said
     assert 0 < sent() - before <= reader.nbytes_read + 30_000, sent() - before
     """
     _run(module_hub, repo, tmp_path, code)
+
+
+def test_a_reader_goes_past_what_a_rollback_left_on_the_disk_as_a_run_does(
+    module_hub: Hub, repo: str, tmp_path: Path
+) -> None:
+    code = """
+    from hubshard.errors import FormatError
+    from hubshard.resume.saves.seen_rollbacks import NAME
+    from hubshard.steps.branch import StepBranch
+
+    def newest(folder, **options):
+        return load(state(0), local_dir=tmp / folder, **options).opened.step.step
+
+    def refused(folder, kind):
+        try:
+            HubReader(repo, local_dir=tmp / folder).read_metadata()
+        except kind as error:
+            return str(error)
+
+    for step in (2, 4, 6, 8):
+        save(step, step, local_dir=tmp / "disk")
+    save(10, 10, local_dir=tmp / "disk", repo=None)
+    assert newest("disk") == 10
+    StepBranch(repo).rollback(4)
+    assert newest("disk") == 4
+    assert newest("disk", step=8) == newest("disk", repo=None, step=8) == 8
+    assert newest("disk", repo=None) == 10
+    record = (tmp / "disk" / NAME).read_bytes()
+    (tmp / "disk" / NAME).write_bytes(b"")
+    assert str(tmp / "disk" / NAME) in refused("disk", FormatError)
+    (tmp / "disk" / NAME).write_bytes(record)
+    save(7, 7, local_dir=tmp / "disk")  # which goes on from 4
+    assert newest("disk", repo=None) == newest("disk") == 7
+    save(8, 8, local_dir=tmp / "disk", repo=None)
+    assert newest("disk") == 8
+    save(20, 20, local_dir=tmp / "foreign", repo=None)
+    assert "holds step 20, but nothing says" in refused("foreign", ConflictError)
+    """
+    _run(module_hub, repo, tmp_path, code)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import logging
 import os
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -22,6 +23,8 @@ from hubshard.errors import FormatError, IncompleteError, IntegrityError, NotFou
 from hubshard.resume.dcp.branch_fallback import BranchFallback
 from hubshard.resume.dcp.planners import has_default_placing, place_value
 from hubshard.resume.dcp.torch_items import Destination, box_to_read, metadata_of
+from hubshard.resume.saves.disk_line import BranchLine, DiskLine
+from hubshard.resume.saves.local_steps import LocalSteps
 from hubshard.steps.canonical import decode, encode
 from hubshard.steps.places import (
     BranchPlace,
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HubReader"]
 
+_LOG = logging.getLogger("hubshard")
 _STAGED_BYTES = 256 * 2**20
 
 
@@ -51,7 +55,8 @@ class HubReader(StorageReader):
     On any number of ranks, each of which fetches only what it needs. The manifest, and that every file is there with
     its size, is checked before the state is touched; every byte is checked while it is read. It runs no code of the
     checkpoint. A step in the local folder is taken from there, all others from the branch, and so is what turns out to
-    be damaged in the folder, where the branch holds the same save of the step.
+    be damaged in the folder, where the branch holds the same save of the step. Of the folder alone, steps that a
+    rollback of the branch has removed do not count, as in `ResumeBranch.restore`, unless one is named with `step`.
 
     Once the metadata is read, `opened` is the step, with the files that were `ignored`; after the load, `nbytes_read`
     the bytes that this rank fetched.
@@ -102,7 +107,8 @@ class HubReader(StorageReader):
             NotFoundError: no such step, branch or repo.
             IncompleteError: a file is missing.
             IntegrityError: a file has another size than the manifest says.
-            FormatError: the manifest is damaged.
+            FormatError: the manifest is damaged; or the folder cannot tell which of its steps were rolled back.
+            ConflictError: the folder holds newer steps than the branch, which are another run's as far as it tells.
         """
         opened = find_step(self._places(), self.step)
         if self.repo_id is not None and opened.folder.pace is LOCAL:
@@ -191,7 +197,15 @@ class HubReader(StorageReader):
         at = store.head(self.branch)
         if at is None and not (places and places[0].steps()):
             raise no_branch(self.repo_id, self.branch)
-        return places if at is None else [*places, BranchPlace(store, at, f"{self.repo_id}@{self.branch}")]
+        if at is None:
+            return places
+        place = BranchPlace(store, at, f"{self.repo_id}@{self.branch}")
+        if self.local_dir is not None and self.step is None:
+            void = DiskLine(LocalSteps(self.local_dir)).judge(BranchLine.of(place, place.where))
+            for number in sorted(void, reverse=True):
+                _LOG.warning("step %d is passed over: %s", number, void[number])
+            places = [LocalPlace(self.local_dir, void.keys())]
+        return [*places, place]
 
     def _on_branch(self, repo_id: str, step: int) -> OpenStep:
         store = hub_store(repo_id, self._token, self._endpoint)

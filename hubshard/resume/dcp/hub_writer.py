@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ from hubshard.protocols import Buffer, Revision, Staged
 from hubshard.resume.dcp.planners import encoded_value
 from hubshard.resume.dcp.staging import copy_in_memory
 from hubshard.resume.dcp.torch_items import part_to_write
+from hubshard.resume.saves.disk_line import BranchLine, DiskLine
+from hubshard.resume.saves.local_steps import LocalSteps
 from hubshard.sizes import parse_size
 from hubshard.sources.torch_value import TorchValue, torch_problem
 from hubshard.steps.canonical import decode
@@ -117,6 +120,7 @@ class HubWriter(StorageWriter):
         self._expected_head = expected_head
         self._parent: Revision | None = None
         self._stale: Sequence[str] = ()
+        self._line = BranchLine(f"{repo_id}@{branch}", {}, ())
 
     # The interface, in the order in which DCP calls it
 
@@ -195,6 +199,7 @@ class HubWriter(StorageWriter):
                 staged=staged,
                 remove=[path for path in self._stale if path not in kept and not path.endswith(f"/{MANIFEST_NAME}")],
             )
+            self._record(step)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -222,13 +227,23 @@ class HubWriter(StorageWriter):
 
     def _look(self, store: HubStore) -> None:
         self._parent = store.head(self.branch)
-        self._stale = ()
+        self._stale, self._line = (), BranchLine(f"{self.repo_id}@{self.branch}", {}, ())
         if self._parent is not None:
-            place = BranchPlace(store, self._parent, f"{self.repo_id}@{self.branch}")
+            place = BranchPlace(store, self._parent, self._line.where)
             check_newest(place, self.step, branch=self.branch)
-            self._stale = list(place.files(self.step))
+            self._stale, self._line = list(place.files(self.step)), BranchLine.of(place, place.where)
         if self._expected_head is not None:
             check_head(self._parent or Revision(self.branch, "no commit"), self._expected_head)
+
+    def _record(self, step: Step) -> None:
+        """Tell the folder that it belongs to the branch; steps from before a rollback go, as after any save."""
+        if self.local_dir is None:
+            return
+        files = {**self._line.files, step.step: list(step.file_of)}
+        disk = DiskLine(LocalSteps(self.local_dir))
+        with suppress(FormatError):  # it cannot tell which those are: a restore says so
+            disk.judge(dataclasses.replace(self._line, files=files))
+            disk.follow(self._line.where, [rollback.id for rollback in self._line.rollbacks], step.step)
 
     def _write(
         self, planned: Sequence[PlannedFile], items: _RankItems, share: _Share
