@@ -19,8 +19,10 @@ from hubshard.errors import (
     UnsafeFormatError,
 )
 from hubshard.events import Event, OnEvent
+from hubshard.extras import needing
 
 if TYPE_CHECKING:
+    from hubshard import dcp as dcp
     from hubshard.fetch import pull
     from hubshard.history import RolledBack, rollback
     from hubshard.integrations.mixin import ShardedHubMixin
@@ -111,13 +113,16 @@ _HOME = {
     "verify": "hubshard.report",
 }
 """The module that each late name comes from."""
+_MODULES = {"dcp"}
+"""Late names that are modules. They need torch, and so `import *` leaves them out."""
 
 
 def __getattr__(name: str) -> object:
     home = _HOME.get(name)
-    if home is None:
+    if home is None and name not in _MODULES:
         raise AttributeError(f"module 'hubshard' has no attribute {name!r}")
-    value: object = getattr(import_module(home), name)
+    with needing(f"hubshard.{name}"):
+        value: object = import_module(f"hubshard.{name}") if home is None else getattr(import_module(home), name)
     globals()[name] = value
     return value
 

@@ -105,6 +105,14 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         hubshard.push_to_hubb  # noqa: B018
 
 
+def test_what_the_readme_names_of_dcp_is_there_once_hubshard_is_imported() -> None:
+    pytest.importorskip("torch")
+    code = (
+        "import hubshard, sys; assert 'torch' not in sys.modules; print(hubshard.dcp.HubWriter, hubshard.dcp.HubReader)"
+    )
+    assert _python(code).count("hubshard.resume.dcp") == 2
+
+
 def test_importing_hubshard_imports_no_heavy_package() -> None:
     code = "import hubshard, sys; print([m for m in ('torch', 'transformers', 'hf_xet', 'numpy') if m in sys.modules])"
     assert _python(code).strip() == "[]"

@@ -243,7 +243,10 @@ def rollback(
     as_json: Json = False,
     events: Events = None,
 ) -> None:
-    """Remove all steps after one, so that a run goes on from it. One commit; history keeps them."""
+    """Remove all steps after one, so that a run goes on from it. One commit; history keeps them.
+
+    The disks of the run follow: they pass over what they hold after it.
+    """
     from hubshard.cli.progress import reporting
 
     with reporting(quiet=as_json, events=events) as on_event:
@@ -251,7 +254,11 @@ def rollback(
     if as_json:
         echo_json({"newest": to, "removed": removed, "dry_run": dry_run})
     elif not removed:
-        typer.echo(f"Unchanged: step {to:,} is the newest already")
+        would = "would pass" if dry_run else "pass"
+        typer.echo(
+            f"No step removed: step {to:,} is the newest on the branch; the disks of the run {would} over what they "
+            "hold after it"
+        )
     else:
         would = "would be " if dry_run else ""
         typer.echo(f"{counted(len(removed), 'step')} {would}removed: {', '.join(f'{number:,}' for number in removed)}")

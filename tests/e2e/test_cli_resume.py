@@ -188,7 +188,9 @@ def test_rollback_makes_an_older_step_the_newest(hub: Hub, repo: str, store: Hub
         save(store, number)
     assert printed(hub, "rollback", repo, "--to", 1, "--dry-run") == "2 steps would be removed: 2, 3\n"
     assert printed(hub, "rollback", repo, "--to", 1) == "2 steps removed: 2, 3\n"
-    assert printed(hub, "rollback", repo, "--to", 1) == "Unchanged: step 1 is the newest already\n"
+    none = "No step removed: step 1 is the newest on the branch; the disks of the run {} over what they hold after it\n"
+    assert printed(hub, "rollback", repo, "--to", 1, "--dry-run") == none.format("would pass")
+    assert printed(hub, "rollback", repo, "--to", 1) == none.format("pass")
     assert as_json(hub, "rollback", repo, "--to", 1)["removed"] == []
 
 
