@@ -15,8 +15,9 @@ from hubshard.errors import HubshardError, StoreError
 __all__ = [
     "FULL",
     "MORE_FILES",
-    "OUT_OF_FILES",
+    "hint_for",
     "is_full",
+    "is_out_of_files",
     "read_exactly",
     "refusal",
     "refused",
@@ -27,13 +28,12 @@ __all__ = [
 
 FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 """What the system calls a full disk, or one of which one user may take no more; not every system has quotas."""
-OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE})
-"""What the system calls too many open files, of a process or of all."""
-MORE_FILES = "too many files were open; raise the limit: `ulimit -n 1024`"
-"""What to do about that."""
+MORE_FILES = "raise the limit: `ulimit -n 1024`"
+"""What to do where too many files are open."""
+_OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE})  # of a process, of all
+_TOO_MANY = "too many open files"  # as the C library says it, and hf_xet after it
 _HINTS = {
     **dict.fromkeys(FULL, "free some space, or choose another disk"),
-    **dict.fromkeys(OUT_OF_FILES, MORE_FILES),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "it belongs to somebody else, or is protected: choose another folder"),
     errno.EFBIG: "the disk, or the system (`ulimit -f`), takes no file that large",
     errno.EROFS: "it can only be read: mount it to be written to, or choose another folder",
@@ -102,7 +102,28 @@ def refusal(error: OSError, path: Path) -> StoreError:
         path: is named where the error names none.
     """
     place = error.filename2 or error.filename or path
-    return StoreError(f"{place}: {error.strerror or error}", hint=_HINTS.get(error.errno or 0))
+    return StoreError(f"{place}: {error.strerror or error}", hint=hint_for(error))
+
+
+def hint_for(error: BaseException) -> str | None:
+    """What to do about what the system has refused, also where another error came of it; None where that is not known.
+
+    Args:
+        error: of the system or of a library, with its causes.
+    """
+    if is_out_of_files(error):
+        return f"too many files were open; {MORE_FILES}"
+    return _HINTS.get(error.errno or 0) if isinstance(error, OSError) else None
+
+
+def is_out_of_files(error: BaseException | None) -> bool:
+    """Whether it came of too many open files: by its number, or in the words of a library, as are its causes."""
+    while error is not None:
+        is_number = isinstance(error, OSError) and error.errno in _OUT_OF_FILES
+        if is_number or _TOO_MANY in str(error).lower() or "TooManyOpenFiles" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextmanager

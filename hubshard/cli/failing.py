@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from types import MappingProxyType
 
-from hubshard.disk import FULL
+from hubshard.disk import FULL, MORE_FILES, is_out_of_files
 from hubshard.errors import HubshardError, StoreError
 
 if sys.platform != "win32":
@@ -16,8 +16,6 @@ if sys.platform != "win32":
 __all__ = ["hint_of", "message_of"]
 
 _FEW_FILES = 256  # hf_xet alone wants some dozens
-_MORE_FILES = "raise the limit: `ulimit -n 1024`"
-_TOO_MANY = "too many open files"  # as the C library says it, and hf_xet after it
 _ANOTHER = "name another one, or see who may read and write it"
 _HINTS = MappingProxyType(
     {
@@ -41,16 +39,15 @@ def message_of(error: BaseException) -> str:
 
 def hint_of(error: BaseException) -> str | None:
     """What to do about it, or None."""
-    causes = list(_causes(error))
-    if any(_is_out_of_files(cause) for cause in causes):
-        return f"too many files were open; {_MORE_FILES}"
-    numbers = (cause.errno for cause in causes if isinstance(cause, OSError) and cause.errno)
+    if is_out_of_files(error):
+        return f"too many files were open; {MORE_FILES}"
+    numbers = (cause.errno for cause in _causes(error) if isinstance(cause, OSError) and cause.errno)
     usual = next((_HINTS[number] for number in numbers if number in _HINTS), None)
     hint = error.hint if isinstance(error, HubshardError) else usual
     most = _open_files_limit()
     is_answer = getattr(error.__cause__, "response", None) is not None  # then it is what the Hub says
     if isinstance(error, StoreError) and not is_answer and most is not None and most < _FEW_FILES:
-        few = f"only {most} files may be open, which may be why; {_MORE_FILES}"
+        few = f"only {most} files may be open, which may be why; {MORE_FILES}"
         return few if hint is None else f"{hint}; {few}"
     return hint
 
@@ -59,11 +56,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _is_out_of_files(error: BaseException) -> bool:
-    is_number = isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}
-    return is_number or _TOO_MANY in str(error).lower() or "TooManyOpenFiles" in str(error)
 
 
 def _open_files_limit() -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hubshard.disk import is_full
+from hubshard.disk import hint_for, is_full, is_out_of_files
 from hubshard.errors import FormatError, HubshardError, StoreError
 from hubshard.sizes import format_size
 
@@ -38,6 +38,8 @@ def _hint(error: OSError, lacking_bytes: int) -> str:
     if is_full(error):
         space = f"at least {format_size(lacking_bytes)}" if lacking_bytes else "some space"
         return f"free {space} there and run it again: what has arrived is kept"
+    if is_out_of_files(error):
+        return f"{hint_for(error)}; what has arrived is kept"
     return "see to the folder, or pull to another one (--local-dir, --cache-dir or HF_HOME)"
 
 

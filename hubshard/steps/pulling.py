@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from hubshard.disk import remove_unless_open, sync_folder, write_all
+from hubshard.disk import refused, remove_unless_open, sync_folder, write_all
 from hubshard.engine import run
 from hubshard.errors import ConflictError, FormatError, IncompleteError, IntegrityError, NotFoundError, StoreError
 from hubshard.events import Gathered, Operation
@@ -17,6 +17,7 @@ from hubshard.locks import try_lock
 from hubshard.protocols import Buffer
 from hubshard.sizes import READ_BYTES
 from hubshard.steps.checking import FileCheck
+from hubshard.steps.folder_lock import PULL, FolderLock
 from hubshard.steps.places import LocalPlace, OpenStep
 from hubshard.steps.step import StepFile, step_folder
 from hubshard.steps.writing import write_manifest
@@ -49,15 +50,39 @@ def pull_step(opened: OpenStep, raw: bytes, stream: OpenStream, local_dir: Path,
         The folder of the step.
 
     Raises:
-        ConflictError: the folder holds another step of the same number.
+        ConflictError: the folder holds another step of the same number; or a run saves there.
+        FormatError: `local_dir` is no folder.
         IntegrityError: bytes are not as they were saved.
-        StoreError: there is no room; or another pull is writing the same.
+        StoreError: there is no room, or the disk refuses; or another pull is writing the same.
     """
     step = opened.step
-    _check_same(local_dir, opened)
     folder = local_dir / step_folder(step.step)
-    folder.mkdir(parents=True, exist_ok=True)
-    op.start(step.nbytes, f"step {step.step}")
+    with _no_run(local_dir):
+        _check_same(local_dir, opened)
+        op.start(step.nbytes, f"step {step.step}")
+        with refused(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            _pull_files(folder, opened, raw, stream, op)
+    op.tell("commit", str(folder), step.nbytes, opened.sha256[:12])
+    return folder
+
+
+@contextmanager
+def _no_run(local_dir: Path) -> Iterator[None]:
+    """While no run saves to the folder: its next save would remove what is half there."""
+    lock = FolderLock(local_dir.absolute(), PULL)
+    try:
+        lock.acquire(waits=False)
+    except ConflictError as error:
+        raise ConflictError(error.message, hint="end it first; or pull into a folder that no run uses") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _pull_files(folder: Path, opened: OpenStep, raw: bytes, stream: OpenStream, op: Operation) -> None:
+    step = opened.step
     with _alone(folder):
         check_free_space(folder, sum(_missing_bytes(folder, file) for file in step.files), what=folder.name)
         for _ in run(
@@ -69,8 +94,6 @@ def pull_step(opened: OpenStep, raw: bytes, stream: OpenStream, local_dir: Path,
         ):
             pass
         write_manifest(folder, raw, step.file_of)
-    op.tell("commit", str(folder), step.nbytes, opened.sha256[:12])
-    return folder
 
 
 def _check_same(local_dir: Path, opened: OpenStep) -> None:

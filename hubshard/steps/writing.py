@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hubshard.disk import is_full, refusal, remove_unless_open, sync_folder, write_all
+from hubshard.disk import hint_for, is_full, refusal, remove_unless_open, sync_folder, write_all
 from hubshard.errors import ConflictError, HubshardError, IntegrityError, StoreError
 from hubshard.protocols import Buffer, Revision, Staged, Store
 from hubshard.sizes import READ_BYTES
@@ -265,7 +265,7 @@ def _whole_or_nothing(folder: Path, part: Path | None = None) -> Iterator[None]:
         if is_full(error) or error.errno == errno.EFBIG:
             raise StoreError(
                 f"no room for {folder.name} on the disk of {folder.parent}: {error.strerror}",
-                hint="free some space, keep fewer steps, or choose another disk",
+                hint="free some space, keep fewer steps, or choose another disk" if is_full(error) else hint_for(error),
             ) from error
         raise refusal(error, folder) from error
 

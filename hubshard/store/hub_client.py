@@ -11,6 +11,7 @@ from urllib.parse import quote, urlsplit
 from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import build_hf_headers, get_session, httpx
 
+from hubshard.disk import hint_for
 from hubshard.errors import FormatError, StoreError
 from hubshard.store.forks import fork_without_session
 from hubshard.store.hub_errors import raise_for_status, translated, understood
@@ -171,7 +172,8 @@ class HubClient:
         except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
             raise StoreError(
                 f"{self.repo}: cannot {what}: {error}",
-                hint="do the variables for certificates (SSL_CERT_FILE, SSL_CERT_DIR) and proxies (HTTP_PROXY, "
+                hint=hint_for(error)
+                or "do the variables for certificates (SSL_CERT_FILE, SSL_CERT_DIR) and proxies (HTTP_PROXY, "
                 "HTTPS_PROXY, ALL_PROXY) say what is there?",
             ) from error
 

@@ -22,6 +22,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import hf_raise_for_status, httpx, parse_ratelimit_headers
 
+from hubshard.disk import MORE_FILES, is_out_of_files
 from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError, StoreError
 from hubshard.store.patience import BusyError, NoConnectionError
 
@@ -61,13 +62,13 @@ def translated(what: str, repo: str, *, needs: str = "read") -> Iterator[None]:
         tls = _tls_hint(str(error))
         raise NoConnectionError(
             f"{repo}: cannot {what}: no connection to {_server_of(error)}: {error or 'it takes too long'}",
-            hint=tls or _no_connection_hint(),
+            hint=tls or _no_connection_hint(error),
             retryable=tls is None,
         ) from error
     except httpx.HTTPError as error:
         raise StoreError(
             f"{repo}: cannot {what}: {error or type(error).__name__}",
-            hint="is the Hub reachable? try again",
+            hint=_files_hint(error) or "is the Hub reachable? try again",
             retryable=True,
         ) from error
     except OfflineModeIsEnabled as error:
@@ -163,7 +164,14 @@ def _hidden(error: HfHubHTTPError, repo: str, words: str, *, needs: str) -> NotF
     )
 
 
-def _no_connection_hint() -> str:
+def _files_hint(error: Exception) -> str | None:
+    return f"too many files were open; {MORE_FILES}" if is_out_of_files(error) else None
+
+
+def _no_connection_hint(error: Exception) -> str:
+    few = _files_hint(error)
+    if few is not None:
+        return few
     proxy = " does the proxy work that HTTP_PROXY, HTTPS_PROXY or ALL_PROXY names?"
     return "is there a network? does HF_ENDPOINT name a Hub?" + (proxy if getproxies() else "")
 

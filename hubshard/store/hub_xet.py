@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import constants
 
+from hubshard.disk import MORE_FILES, is_out_of_files
 from hubshard.errors import StoreError
 from hubshard.protocols import Content
 from hubshard.store.content import CheckedContent
@@ -203,7 +204,9 @@ class XetUploader:
                 hint=f"log in with `hf auth login`, or pass a token with write access to {repo}",
             )
         hint = "run it again: what was finished is not sent again"
-        if "I/O error" in words:  # what it says of files of its own
+        if is_out_of_files(error):
+            hint = f"too many files were open; {MORE_FILES}"
+        elif "I/O error" in words:  # what it says of files of its own
             hint = (
                 f"Xet keeps notes in {constants.HF_XET_CACHE}: set HF_HOME or HF_XET_CACHE to a folder that can be "
                 "written to, or HF_HUB_DISABLE_XET=1"

@@ -11,7 +11,7 @@ from copy import copy
 from io import FileIO
 from pathlib import Path, PurePosixPath
 
-from hubshard.disk import is_full, read_exactly, sync_folder
+from hubshard.disk import hint_for, read_exactly, sync_folder
 from hubshard.errors import ConflictError, FormatError, IntegrityError, NotFoundError, StoreError
 from hubshard.paths import check_store_path
 from hubshard.protocols import Content, Entry, Revision, Staged
@@ -319,5 +319,4 @@ def _explained(root: Path) -> Iterator[None]:
             f"{error.filename} is not there (any more)", hint="did somebody change it? try again"
         ) from error
     except OSError as error:
-        hint = "free some space, or choose another disk" if is_full(error) else None
-        raise StoreError(f"{error.filename or root}: {error.strerror or error}", hint=hint) from error
+        raise StoreError(f"{error.filename or root}: {error.strerror or error}", hint=hint_for(error)) from error

@@ -27,8 +27,8 @@ from hubshard.errors import (
     StoreError,
 )
 from hubshard.events import Event
-from hubshard.resume.saves import folder_lock, saving
-from hubshard.steps import writing
+from hubshard.resume.saves import saving
+from hubshard.steps import folder_lock, writing
 
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")

@@ -466,6 +466,33 @@ def test_what_cannot_be_removed_from_the_disk_keeps_no_step_from_the_hub(module_
     assert "was not saved" not in out
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such limit")
+def test_too_many_open_files_are_told_as_that_where_a_connection_fails_for_them(
+    module_hub: Hub, tmp_path: Path
+) -> None:
+    code = """
+    import resource
+    hub = run()._hub
+    hub.get_ready()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    held = []
+    try:
+        while True:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        pass
+    try:
+        hub.look()
+    except StoreError as error:
+        found = error
+    for one in held:
+        os.close(one)
+    print(f"{found} | {found.hint}")
+    """
+    out = _run(module_hub, code, "org/few-files", tmp_path)
+    assert out.rstrip().endswith("| too many files were open; raise the limit: `ulimit -n 1024`")
+
+
 def test_a_rollback_removes_the_newer_steps_in_one_commit_and_from_the_disk(module_hub: Hub, tmp_path: Path) -> None:
     code = """
     saved(1, 2, 3, 4)

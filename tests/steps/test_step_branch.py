@@ -18,6 +18,7 @@ from hubshard.errors import ConflictError, FormatError, IncompleteError, Integri
 from hubshard.events import Event
 from hubshard.protocols import Revision
 from hubshard.steps.branch import StepBranch
+from hubshard.steps.folder_lock import FolderLock
 from hubshard.steps.freeing import Freed
 from hubshard.steps.parts import Part, merge, plan_files
 from hubshard.steps.places import LocalPlace
@@ -250,6 +251,23 @@ def test_a_step_is_pulled_whole_and_a_second_time_costs_nothing(hub: Hub, store:
     counted = hub.counters(f"models/{REPO}")
     assert counted["xet_sent"] == 0
     assert counted["resolve_sent"] < 20_000  # its manifest
+
+
+def test_no_step_is_pulled_into_the_folder_of_a_run_and_no_run_begins_in_that_of_a_pull(
+    hub: Hub, store: HubStore, tmp_path: Path
+) -> None:
+    save(store, 9)
+    run, seen = FolderLock(tmp_path, "run"), []
+    run.acquire()
+    with pytest.raises(ConflictError, match=r"is in use: another .* saves there") as refused:
+        branch_of(hub).pull(9, tmp_path)
+    assert refused.value.hint == "end it first; or pull into a folder that no run uses"
+    assert not (tmp_path / step_folder(9)).exists()
+    run.release()
+    branch_of(hub, on_event=lambda event: seen.append((event.kind, run.holder()))).pull(9, tmp_path)
+    assert all(holder is not None and holder.startswith("a pull (") for kind, holder in seen if kind == "received")
+    assert "received" in dict(seen)
+    assert run.holder() is None
 
 
 def test_a_file_that_is_wrong_on_the_disk_is_fetched_again(hub: Hub, store: HubStore, tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from hubshard.disk import read_exactly, remove_unless_open, sync_folder, write_all
+from hubshard.disk import hint_for, read_exactly, refused, remove_unless_open, sync_folder, write_all
+from hubshard.errors import IntegrityError, StoreError
 from tests.systems import posix_only
 
 
@@ -77,3 +79,31 @@ def test_a_file_that_somebody_has_open_stays_on_windows(tmp_path: Path) -> None:
     with path.open("wb"):
         remove_unless_open(path)
         assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.ENOSPC, "free some space, or choose another disk"),
+        (errno.EMFILE, "too many files were open; raise the limit: `ulimit -n 1024`"),
+        (errno.EFBIG, "the disk, or the system (`ulimit -f`), takes no file that large"),
+        (errno.EIO, None),
+    ],
+)
+def test_what_the_system_refuses_is_told_with_its_place_and_what_to_do(
+    tmp_path: Path, number: int, hint: str | None
+) -> None:
+    named, place = tmp_path / "named", tmp_path / "place"
+    for error, path in [(OSError(number, "no", str(named)), named), (OSError(number, "no"), place)]:
+        with pytest.raises(StoreError) as told, refused(place):
+            raise error
+        assert (str(told.value), told.value.hint) == (f"{path}: no", hint)
+    with pytest.raises(IntegrityError), refused(place):
+        raise IntegrityError("it is ours already")
+
+
+def test_too_many_open_files_are_found_among_the_causes() -> None:
+    error = StoreError("no connection", hint="is there a network?")
+    error.__cause__ = OSError(errno.EMFILE, "Too many open files")
+    assert hint_for(error) == "too many files were open; raise the limit: `ulimit -n 1024`"
+    assert hint_for(ValueError("something else")) is None

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from hubshard.disk import hint_for
 from hubshard.errors import HubshardError
 
 __all__ = ["Background", "named"]
@@ -89,7 +90,7 @@ def named(error: BaseException, what: str) -> Exception:
         told = copy.copy(error)
         told.message = f"{what}: {error.message}"
     else:
-        told = HubshardError(f"{what}: {type(error).__name__}: {error}")
+        told = HubshardError(f"{what}: {type(error).__name__}: {error}", hint=hint_for(error))
     told.__cause__ = error
     return told
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hubshard.disk import sync_folder
+from hubshard.disk import hint_for, sync_folder
 from hubshard.errors import IntegrityError, StoreError
 from hubshard.resume.saves.seen_rollbacks import SeenRollbacks
 from hubshard.steps.places import LocalPlace, OpenStep
@@ -81,8 +81,9 @@ class LocalSteps:
             raw = path.read_bytes()
         except OSError as error:
             if error.errno in _HARMLESS:
+                hint = hint_for(error) or "see why, and restore again"
                 raise StoreError(
-                    f"{path} cannot be read: {error.strerror}", hint="the step may be whole: see why, and restore again"
+                    f"{path} cannot be read: {error.strerror}", hint=f"the step may be whole: {hint}"
                 ) from error
             raise IntegrityError(f"{path} cannot be read: {error}", hint="restore an older step") from error
         found = decode_step(raw, path=str(path))

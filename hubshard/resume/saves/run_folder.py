@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import socket
-import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hubshard.resume.saves.folder_lock import FolderLock, make_folder
+from hubshard.disk import refused
+from hubshard.steps.folder_lock import FolderLock, make_folder
 
 if TYPE_CHECKING:
     from hubshard.resume.team import Team
@@ -37,7 +36,8 @@ class RunFolder:
         self._root = root
         self._team = team
         self.run: str = team.first(lambda: uuid.uuid4().hex)
-        self.is_first_of_disk = _is_first_of_disk(root, team, self.run)
+        team.each(lambda: make_folder(root))
+        self.is_first_of_disk = team.size == 1 or _is_first_of_disk(root, team, self.run)
         self._lock = FolderLock(root, self.run)
         self._is_held = False
 
@@ -78,19 +78,32 @@ class RunFolder:
 
 
 def _is_first_of_disk(root: Path, team: Team, run: str) -> bool:
+    """Each leaves a mark there and looks for those of the others. A mark is empty, so that a full disk takes it."""
     mark = f".here-{run}-"
     own = root / f"{mark}{team.rank:05d}"
 
     def leave() -> None:
-        make_folder(root)
-        own.write_text(socket.gethostname())
+        with refused(own):
+            own.touch()
 
-    team.each(leave)
-    for path in root.glob(".here-*"):  # of runs that were killed just then
-        with suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS:
-                path.unlink()
-    lowest = min(path.name for path in root.glob(f"{mark}*"))
-    team.each(lambda: None)
-    own.unlink(missing_ok=True)
+    def look() -> str:
+        with refused(root):
+            _remove_leftovers(root, own, but=mark)
+            return min(path.name for path in root.glob(f"{mark}*"))
+
+    try:
+        team.each(leave)
+        lowest = team.each(look)[team.rank]
+    finally:
+        with suppress(OSError):
+            own.unlink()
     return lowest == own.name
+
+
+def _remove_leftovers(root: Path, own: Path, *, but: str) -> None:
+    """Remove marks of runs that were killed just then; by the clock of the disk, which may be another machine's."""
+    now = own.stat().st_mtime
+    for path in root.glob(".here-*"):
+        with suppress(OSError):
+            if not path.name.startswith(but) and now - path.stat().st_mtime > _LEFTOVER_SECONDS:
+                path.unlink()

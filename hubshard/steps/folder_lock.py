@@ -1,6 +1,6 @@
 """One run at a time in a folder of steps: a lock that dies with the process that holds it. No torch.
 
-Two runs in one folder would remove each other's steps, and files that the other is still writing.
+Two runs in one folder would remove each other's steps, and files that the other, or a pull, is still writing.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from hubshard.disk import hint_for, refused
 from hubshard.errors import ConflictError, FormatError, StoreError
 from hubshard.locks import try_lock
 
-__all__ = ["NAME", "FolderLock", "make_folder"]
+__all__ = ["NAME", "PULL", "FolderLock", "make_folder"]
 
 _LOG = logging.getLogger("hubshard")
 
 NAME = ".run.lock"
+PULL = "pull"
+"""Where a run is named: all pulls into a folder hold it together."""
 WAIT_SECONDS = 10.0
 """For a run that is just being ended."""
 _POLL_SECONDS = 0.1
@@ -49,11 +52,15 @@ class FolderLock:
         self._is_free = False  # nothing is held, and nothing need be
         _ALL.add(self)
 
-    def acquire(self) -> None:
+    def acquire(self, *, waits: bool = True) -> None:
         """Hold it, once whoever holds it has let go.
+
+        Args:
+            waits: a while for a run to end; else it is refused at once.
 
         Raises:
             ConflictError: another run does not.
+            StoreError: the disk refuses.
         """
         end, said = time.monotonic() + WAIT_SECONDS, False
         while not self._try():
@@ -61,12 +68,12 @@ class FolderLock:
             if told.get("run") == self._run:
                 self._is_free = True
                 return
-            if time.monotonic() > end:
+            if time.monotonic() > end or (told and not waits):  # where nothing is told yet, it is about to be
                 raise ConflictError(
                     f"{self._root} is in use: {_named(told)} saves there",
                     hint="give each run a folder of its own; or end the other one, and start again",
                 )
-            if not said:
+            if not said and waits:
                 _LOG.warning("%s is in use: waiting up to %.0f s for %s", self._root, WAIT_SECONDS, _named(told))
                 said = True
             time.sleep(_POLL_SECONDS)
@@ -75,7 +82,11 @@ class FolderLock:
         """Another run that holds it, for people; None where there is none."""
         if self._descriptor is not None:
             return None
-        if self._try():
+        try:
+            is_free = self._try()
+        except StoreError:  # a disk that can only be read: nobody saves there
+            return None
+        if is_free:
             self.release()
             return None
         told = self._told()
@@ -131,7 +142,7 @@ class FolderLock:
         except OSError as error:
             raise StoreError(
                 f"{self._path} cannot be opened: {error.strerror}",
-                hint="it is the lock of the folder: see what is there",
+                hint=hint_for(error) or "it is the lock of the folder: see what is there",
             ) from error
 
     def _is_at_path(self, descriptor: int) -> bool:
@@ -170,18 +181,23 @@ def make_folder(root: Path) -> None:
     except (FileExistsError, NotADirectoryError) as error:
         raise FormatError(f"local_dir {root} is a file, or lies in one", hint="name a folder; it is made") from error
     except OSError as error:
-        raise StoreError(f"local_dir {root} cannot be made: {error.strerror}", hint="choose another folder") from error
+        hint = hint_for(error) or "choose another folder"
+        raise StoreError(f"local_dir {root} cannot be made: {error.strerror}", hint=hint) from error
     lock = root / NAME
-    if lock.exists() and not lock.is_file():
+    with refused(lock):
+        is_in_its_way = lock.exists() and not lock.is_file()
+    if is_in_its_way:
         raise FormatError(f"{lock} is no file, and cannot be the lock of the folder", hint="remove it")
 
 
 def _named(told: dict[str, Any]) -> str:
     if not told:
         return "another run"
-    if (told.get("process"), told.get("host")) == (os.getpid(), socket.gethostname()):
+    is_pull = told.get("run") == PULL
+    if not is_pull and (told.get("process"), told.get("host")) == (os.getpid(), socket.gethostname()):
         return "another ResumeBranch of this process, which was not closed,"
-    return f"another run (process {told.get('process')} on {told.get('host')}, since {told.get('since')})"
+    one = "a pull" if is_pull else "another run"
+    return f"{one} (process {told.get('process')} on {told.get('host')}, since {told.get('since')})"
 
 
 _ALL: weakref.WeakSet[FolderLock] = weakref.WeakSet()

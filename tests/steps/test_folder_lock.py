@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from hubshard.errors import ConflictError
-from hubshard.resume.saves import folder_lock
-from hubshard.resume.saves.folder_lock import FolderLock
+from hubshard.steps import folder_lock
+from hubshard.steps.folder_lock import FolderLock
 from tests.systems import kill_group
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from hubshard.resume.saves.folder_lock import FolderLock
+from hubshard.steps.folder_lock import FolderLock
 
 lock = FolderLock(Path(sys.argv[1]), "first")
 lock.acquire()
