@@ -169,8 +169,9 @@ def train_with_kills(
 @pytest.mark.parametrize(
     ("ranks", "workers", "kills", "count"),
     [
-        pytest.param(1, 0, 20, 120, id="1 rank"),
+        pytest.param(1, 0, 8, 60, id="1 rank"),
         pytest.param(2, 2, 4, 40, id="2 ranks", marks=fsdp2_on_cpu),
+        pytest.param(1, 0, 20, 120, id="1 rank, often", marks=pytest.mark.slow),
         pytest.param(2, 2, 20, 200, id="2 ranks, often", marks=[pytest.mark.slow, fsdp2_on_cpu]),
         pytest.param(1, 2, 20, 200, id="1 rank, workers", marks=pytest.mark.slow),
     ],
