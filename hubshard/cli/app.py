@@ -25,13 +25,11 @@ from hubshard.cli.pull import pull
 from hubshard.cli.resume import resume
 from hubshard.cli.rollback import rollback
 from hubshard.errors import FormatError, HubshardError
+from hubshard.extras import EXTRAS
 from hubshard.messages import one_line
 from hubshard.target import check_endpoint
 
 __all__ = ["app", "main"]
-
-_EXTRAS = {"torch": "torch", "numpy": "torch", "transformers": "transformers", "accelerate": "transformers"}
-"""The extra that brings an optional package; what is not named here comes with `hub`."""
 
 _WHOLE_NUMBERS = {"HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"}
 """What huggingface_hub reads of the environment as such when it is imported (its constants.py); all else is text."""
@@ -97,7 +95,7 @@ def main() -> None:
         package = (error.name or "").split(".")[0]
         if not package or package == "hubshard":
             raise
-        _fail(f"this needs the package {package}", f'pip install "hubshard[{_EXTRAS.get(package, "hub")}]"')
+        _fail(f"this needs the package {package}", f'pip install "hubshard[{EXTRAS.get(package, "hub")}]"')
     except MemoryError:
         _fail("out of memory", "give it more, or see what limits it: `ulimit -v`, a container's limit")
     except RuntimeError as error:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import FormatError
+from hubshard.extras import needing
 from hubshard.lazy.drop_behind import DropBehind, available_memory
 from hubshard.lazy.indexing import Selection, select
 from hubshard.lazy.mapped import MappedFiles
@@ -114,6 +115,7 @@ class LazyTensor:
         """
         return read_box(self._checkpoint.reader, self._spec, self._spec.box if box is None else box)
 
+    @needing("reading a tensor as one of torch", otherwise="its bytes are to be had without, by .read()")
     def __getitem__(self, index: Any) -> torch.Tensor:
         """The elements that `index` picks, as a CPU tensor; only their bytes are read, and small gaps between them.
 

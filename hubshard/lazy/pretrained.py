@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hubshard.errors import FormatError, NotFoundError
 from hubshard.events import OnEvent, Operation, ignore, operation
+from hubshard.extras import needing
 from hubshard.lazy.adapters import Adapter, find_adapter
 from hubshard.lazy.checkpoint import Checkpoint
 from hubshard.lazy.opening import opened
@@ -41,6 +42,7 @@ _NO_NAME = "None"  # what transformers calls a model that is given no name
 _MAPS_THAT_MAY_USE_DISK = {"auto", "balanced", "balanced_low_0", "sequential"}
 
 
+@needing("building a model of transformers")
 def from_pretrained(
     source: str | os.PathLike[str] | Source | Checkpoint,
     *,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,19 +13,24 @@ import pytest
 from hubshard.header import encode_header
 from hubshard.tensors import TensorSpec
 
-HIDE = "import sys\nfor name in ('torch', 'transformers', 'numpy'):\n    sys.modules[name] = None\n"
-"""As if they were not installed, in every Python that is started."""
+WITHOUT_TORCH = ("torch", "transformers", "numpy")
 
 
-def _demo(tmp_path: Path, *arguments: str, hide: bool = False) -> subprocess.CompletedProcess[str]:
+def _demo(tmp_path: Path, *arguments: str, hidden: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    command, env = _prepared(tmp_path, *arguments, hidden=hidden)
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=env, cwd=tmp_path, check=False)
+
+
+def _prepared(tmp_path: Path, *arguments: str, hidden: Sequence[str] = ()) -> tuple[list[str], dict[str, str]]:
+    """The command, and the environment: packages hidden as if they were not installed, in every Python it starts."""
     for folder in ("home", "temporary", "hidden"):
         (tmp_path / folder).mkdir()
-    (tmp_path / "hidden" / "sitecustomize.py").write_text(HIDE if hide else "", encoding="utf-8")
+    hiding = f"import sys\nfor name in {tuple(hidden)}:\n    sys.modules[name] = None\n"
+    (tmp_path / "hidden" / "sitecustomize.py").write_text(hiding, encoding="utf-8")
     env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     env |= {name: str(tmp_path / "temporary") for name in ("TMPDIR", "TEMP", "TMP")}
     env |= {"HOME": str(tmp_path / "home"), "PYTHONPATH": str(tmp_path / "hidden"), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "hubshard", "demo", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=env, cwd=tmp_path, check=False)
+    return [sys.executable, "-m", "hubshard", "demo", *arguments], env
 
 
 def _left(folder: Path) -> list[str]:
@@ -32,7 +38,7 @@ def _left(folder: Path) -> list[str]:
 
 
 def test_without_torch_numpy_and_network_it_proves_all_but_the_embedding_and_leaves_nothing(tmp_path: Path) -> None:
-    done = _demo(tmp_path, "--offline", hide=True)
+    done = _demo(tmp_path, "--offline", hidden=WITHOUT_TORCH)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "random weights" in done.stdout
     assert "readers still see the first version, whole (65 tensors bit-equal)" in done.stdout
@@ -67,13 +73,21 @@ def test_a_directory_without_weights_is_an_error_and_nothing_is_left(tmp_path: P
     assert _left(tmp_path / "temporary") == []
 
 
+@pytest.mark.parametrize("package", ["blake3", "starlette"])
+def test_without_the_extra_it_names_that_before_it_downloads_anything(tmp_path: Path, package: str) -> None:
+    done = _demo(tmp_path, hidden=[package])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [f"Error: this needs the package {package}", 'Hint: pip install "hubshard[hub]"']
+    assert _left(tmp_path / "temporary") == []
+
+
 def test_keep_leaves_a_hub_that_can_be_started_again_and_refuses_a_full_directory(tmp_path: Path) -> None:
     specs = [TensorSpec(f"w{number}", "F32", (4000,)) for number in range(6)]
     (tmp_path / "mine").mkdir()
     raw = encode_header(specs, {"format": "pt"}) + bytes(6 * 16000)
     (tmp_path / "mine" / "model.safetensors").write_bytes(raw)
     options = ("--model", str(tmp_path / "mine"), "--max-shard-size", "20KB", "--keep", str(tmp_path / "kept"))
-    done = _demo(tmp_path, *options, hide=True)
+    done = _demo(tmp_path, *options, hidden=WITHOUT_TORCH)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "kept" / "hub").is_dir()
     command = [sys.executable, "-m", "hubshard", "demo", *options]

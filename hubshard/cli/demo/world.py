@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hubshard.errors import StoreError
+from hubshard.hubserver import running  # without its packages, the demo ends before it downloads anything
 
 __all__ = ["Publication", "World", "demo_hub"]
 
@@ -27,8 +28,6 @@ _SENT = ("resolve_sent", "xet_sent")
 @contextmanager
 def demo_hub(root: Path) -> Iterator[str]:
     """An embedded Hub in `root/hub`; gives its URL."""
-    from hubshard.hubserver import running
-
     with running(root / "hub") as url:
         yield url
 
