@@ -37,7 +37,7 @@ def fine_tune(model: Any, ids: torch.Tensor, *, tokens: int, steps: int, learnin
         optimizer.step()
         optimizer.zero_grad()
     model.eval()
-    return float(loss)
+    return loss.item()
 
 
 def main() -> None:

@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 2 recipes/train_fsdp2.py --repo my-org/my-run --steps 300
 
 Each rank saves its own shards, and restores what it needs of those of all. On another number of ranks the weights, the
-state of the optimizer and the order of the samples are the same; dropout draws anew.
+state of the optimizer and the order of the samples are the same; dropout draws anew. Told to go, all ranks save and
+stop after the same step: by SIGUSR1 where every process of the job is told, as SIGTERM also ends the loaders' workers.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repo", required=True, help="org/name; made, private, if it does not exist")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--local-dir", default="checkpoints")
+    parser.add_argument("--local-dir", default="train_fsdp2_steps")
     parser.add_argument("--workers", type=int, default=2)
     told = parser.parse_args()
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")

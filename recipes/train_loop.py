@@ -4,7 +4,8 @@
     python recipes/train_loop.py --repo my-org/my-run --steps 300
 
 It trains a small model of bytes on a module that ships with Python, saves every tenth step to a folder and to the
-branch "resume" of the repo, and when it is told to go (SIGTERM) saves and stops at the end of its step.
+branch "resume" of the repo, and when it is told to go (SIGTERM) saves and stops at the end of its step. A scheduler
+that signals every process of a job should send SIGUSR1: SIGTERM also ends the data loader's workers.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repo", required=True, help="org/name; made, private, if it does not exist")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--local-dir", default="checkpoints")
+    parser.add_argument("--local-dir", default="train_loop_steps")
     parser.add_argument("--workers", type=int, default=2)
     told = parser.parse_args()
     sys.exit(train(told.repo, steps=told.steps, local_dir=told.local_dir, workers=told.workers))

@@ -40,6 +40,7 @@ def run(hub: Hub, recipe: str, *arguments: str, cwd: Path) -> str:
     """What a recipe prints."""
     done = warm.run([RECIPES / recipe, *arguments], imports="torch", env=hub.client_env(cwd / "hf"), cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "UserWarning" not in done.stderr
     return done.stdout
 
 
@@ -89,6 +90,16 @@ def test_every_recipe_is_listed_and_every_listed_one_exists() -> None:
     listed = {line.split("](")[1].split(")")[0] for line in text.splitlines() if line.startswith("| [")}
     there = {path.name for path in RECIPES.iterdir() if path.suffix in {".py", ".yml", ".md"}} - {"README.md"}
     assert listed == there
+
+
+def test_each_training_keeps_its_steps_in_a_folder_of_its_own_that_git_ignores() -> None:
+    found = {
+        path.stem: re.findall(r'"--local-dir", default="(.+)"', path.read_text("utf-8"))
+        for path in RECIPES.glob("train_*.py")
+        if "--local-dir" in path.read_text("utf-8")
+    }
+    assert found == {name: [f"{name}_steps"] for name in ("train_loop", "train_fsdp2")}
+    assert "/train_*_steps/" in (ROOT / ".gitignore").read_text("utf-8").splitlines()
 
 
 def test_the_example_workflow_uses_what_the_action_has() -> None:
