@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import pytest
 
 from hubshard.header import encode_header
 from hubshard.tensors import TensorSpec
+from tests.systems import posix_only
 
 WITHOUT_TORCH = ("torch", "transformers", "numpy")
 
@@ -44,9 +46,33 @@ def test_without_torch_numpy_and_network_it_proves_all_but_the_embedding_and_lea
     assert "readers still see the first version, whole (65 tensors bit-equal)" in done.stdout
     assert "65 of 65 tensors bit-equal" in done.stdout
     assert "Load it with transformers: skipped, for torch and transformers are not here" in done.stdout
+    commands = [line for line in done.stdout.splitlines() if "$ hubshard publish " in line]
+    assert [line.partition(":")[0].partition(" $")[0] for line in commands] == ["Publish", "Run it again"]
+    assert all(line.endswith(" --max-shard-size 10MB") for line in commands)
     assert "Traceback" not in done.stderr
     assert _left(tmp_path / "temporary") == []
     assert _left(tmp_path / "home") == []
+
+
+@posix_only
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_end_it_leaves_nothing(tmp_path: Path, number: int) -> None:
+    command, env = _prepared(tmp_path, "--offline", hidden=WITHOUT_TORCH)
+    env["PYTHONUNBUFFERED"] = "1"
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=env, cwd=tmp_path
+    ) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if "$ hubshard publish" in line:
+                break
+        assert _left(tmp_path / "temporary") != []
+        demo.send_signal(number)
+        _, said = demo.communicate()
+    assert demo.returncode == 128 + number
+    assert "the demo's Hub is stopped." in said
+    assert "Traceback" not in said
+    assert _left(tmp_path / "temporary") == []
 
 
 def test_with_transformers_it_proves_the_embedding_of_ones_own_model(tmp_path: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -44,5 +48,26 @@ def demo(
         typer.echo(f"Kept in {keep}: start the Hub again with `hubshard hub serve --root {keep / 'hub'}`")
         return
     # on Windows a file may stay open for a moment after its process has ended
-    with tempfile.TemporaryDirectory(prefix="hubshard-demo-", ignore_cleanup_errors=True) as root:
+    with _cleaning_up(), tempfile.TemporaryDirectory(prefix="hubshard-demo-", ignore_cleanup_errors=True) as root:
         run_demo(Path(root).resolve(), model=model, offline=offline, max_shard_size=max_shard_size)
+
+
+@contextmanager
+def _cleaning_up() -> Iterator[None]:
+    """What asks the process to end unwinds it, as Ctrl-C does, so that nothing is left behind."""
+    asked = [signal.SIGTERM] if sys.platform == "win32" else [signal.SIGTERM, signal.SIGHUP]
+    before = {number: signal.getsignal(number) for number in asked}
+    for number in asked:
+        if before[number] is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+def _leave(number: int, _frame: object) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # once is enough
+    typer.echo("\nTerminated: the demo's Hub is stopped.", err=True)
+    raise SystemExit(128 + number)

@@ -96,7 +96,7 @@ def _repo_name(path: Path) -> str:
 
 
 def _publish_first(console: Console, world: World, model: DemoModel, summary: _Summary) -> Mapping[str, Any]:
-    _say(console, "Publish", f"$ hubshard publish {model.path} {model.repo_id} --max-shard-size {world.max_shard_size}")
+    _say(console, "Publish", f"$ {world.command(model.path, model.repo_id)}")
     published = world.publish(model.path, model.repo_id)
     _check(published.received_bytes > 0, "bytes reached the Hub")
     listing: Mapping[str, Any] = world.client("list", model.repo_id)
@@ -164,7 +164,7 @@ def _kill_half_way(console: Console, world: World, plan: _Killed, summary: _Summ
 
 
 def _publish_again(console: Console, world: World, model: DemoModel, second: Path, summary: _Summary) -> None:
-    _say(console, "Run it again:", f"$ hubshard publish {second} {model.repo_id}")
+    _say(console, "Run it again:", f"$ {world.command(second, model.repo_id)}")
     published = world.publish(second, model.repo_id)
     answer = published.answer
     skipped, sent, known = (format_size(answer[f"{what}_bytes"]) for what in ("skipped", "sent", "deduplicated"))

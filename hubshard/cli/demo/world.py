@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -55,11 +56,18 @@ class World:
     root: Path
     max_shard_size: str
 
+    def command(self, source: Path, repo_id: str) -> str:
+        """What `publish` runs, for people."""
+        return shlex.join(["hubshard", *self._arguments(source, repo_id)])
+
+    def _arguments(self, source: Path, repo_id: str) -> list[str]:
+        return ["publish", str(source), repo_id, "--max-shard-size", self.max_shard_size]
+
     def publish(self, source: Path, repo_id: str) -> Publication:
         """Run `hubshard publish`; its progress goes to this terminal."""
-        arguments = ["publish", str(source), repo_id, "--max-shard-size", self.max_shard_size, "--json"]
         before, started = self._count(_RECEIVED), time.monotonic()
-        output = self._run([sys.executable, "-m", "hubshard", *arguments], home="publisher")
+        command = [sys.executable, "-m", "hubshard", *self._arguments(source, repo_id), "--json"]
+        output = self._run(command, home="publisher")
         return Publication(json.loads(output), time.monotonic() - started, self._count(_RECEIVED) - before)
 
     def publish_and_kill(self, source: Path, repo_id: str, changed_bytes: int) -> int:
