@@ -15,12 +15,13 @@ from collections.abc import Iterable
 from hubshard.errors import FormatError
 from hubshard.messages import brief
 
-__all__ = ["case_key", "check_case", "check_plain_path", "check_store_path", "path_in"]
+__all__ = ["case_key", "check_case", "check_plain_path", "check_store_path", "file_and_folder", "path_in"]
 
 _MAX_PART_BYTES = 255  # of a file name on all common file systems
 _RESERVED_ON_WINDOWS = re.compile(
     r"(?:con|prn|aux|nul|conin\$|conout\$|(?:com|lpt)[0-9\u00b9\u00b2\u00b3])\s*(?:\.|\Z)", re.IGNORECASE
 )
+_MAX_PATH_CHARS = 1024  # of a path in a repo
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 
@@ -76,18 +77,45 @@ def check_case(files: Iterable[str], *, path: str) -> None:
             )
 
 
+def file_and_folder(new: Iterable[str], there: Iterable[str] = ()) -> tuple[str, str] | None:
+    """A file whose path is also that of a folder, without regard to case, and a file in that folder.
+
+    Args:
+        new: paths of files.
+        there: of further ones, which are not looked at but for those of `new`.
+
+    Returns:
+        Both paths, at least one of them of `new`; None where there are none.
+    """
+    mine = set(new)
+    every = sorted(mine.union(there))
+    files = {case_key(path): path for path in every}
+    for path in every:
+        parts = case_key(path).split("/")
+        for depth in range(1, len(parts)):
+            file = files.get("/".join(parts[:depth]))
+            if file is not None and not mine.isdisjoint((file, path)):
+                return file, path
+    return None
+
+
 def check_store_path(path: str) -> str:
     """`path` itself, when a store can hold it: it stays inside the root on every operating system.
 
     Raises:
-        FormatError: it is empty or absolute, or has a drive, a backslash, a control character, a `.git` folder, or a
-            part that is empty, "." or "..".
+        FormatError: it is empty or absolute, longer than 1024 characters, or has a drive, a backslash, a control
+            character, a `.git` folder, or a part that is empty, "." or "..".
     """
     parts = path.split("/")
     is_inside = all(part not in {"", ".", ".."} for part in parts) and "\\" not in path and not _DRIVE.match(path)
     if not is_inside or any(ord(char) < 32 for char in path):
         raise FormatError(
             f"{path!r} is no path of a file in a store", hint="write it relative to the root, with '/' between folders"
+        )
+    if len(path) > _MAX_PATH_CHARS:
+        raise FormatError(
+            f"{brief(path)} has {len(path)} characters, and no repo takes paths of more than {_MAX_PATH_CHARS}",
+            hint="move the file to a folder nearer to the root",
         )
     if any(part.casefold() == ".git" for part in parts):
         raise FormatError(f"{path!r}: nothing can be stored in a .git folder", hint="choose another folder")

@@ -17,6 +17,7 @@ from hubshard.plan import ShardPlan
 from hubshard.protocols import Revision, Staged
 from hubshard.publish.destination import Destination
 from hubshard.publish.final_commit import FinalCommit
+from hubshard.publish.in_repo import check_tree, notes_on_tree
 from hubshard.publish.outgoing import Outgoing
 from hubshard.publish.preflight import (
     PULL_REQUEST,
@@ -24,7 +25,6 @@ from hubshard.publish.preflight import (
     card_warnings,
     check_new_tag,
     check_one_meaning,
-    check_tree,
     found_base,
     tell_of_new_repo,
 )
@@ -278,8 +278,11 @@ def _rehearse(to: Delivery, outgoing: Outgoing, work: Work) -> None:
     if to.tag and not to.move_tag and check_new_tag(at, to.tag, outgoing):
         warn(detail=f"the tag {to.tag!r} is on {base.commit} already: it is refused if this publish changes a byte")
     check_head(base, to.expected_head)
+    tree = at.tree()
+    for note in notes_on_tree(at, outgoing, tree):
+        warn(detail=note)
     try:
-        check_tree(at, outgoing, at.tree(), work.op)
+        check_tree(at, outgoing, tree)
     except StoreError as error:  # a plan needs no rights, and to ask what a repo ignores does
         if error.retryable:
             raise

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hubshard.errors import ConflictError, HubshardError, IntegrityError
 from hubshard.events import Operation
 from hubshard.protocols import Entry, Revision, Staged
 from hubshard.publish.destination import Destination
+from hubshard.publish.in_repo import check_tree, notes_on_tree
 from hubshard.publish.outgoing import Outgoing
 from hubshard.publish.preflight import check_one_meaning, check_tag
 
@@ -24,7 +25,8 @@ class Change:
 
     Attributes:
         add: files that are new or differ.
-        remove: weight files of the same folder, stem and variant that the new index does not name.
+        remove: weight files of the same folder, stem and variant that the new index does not name, and adapters
+            that would hide the model.
     """
 
     add: tuple[Staged, ...]
@@ -76,6 +78,7 @@ class FinalCommit:
 
         Raises:
             ConflictError: the branch was moved, and files of ours are among those that changed.
+            FormatError: what is there now does not go together with ours.
         """
         earlier = self._earlier_pull_request(staged) if self._to.create_pr else None
         if earlier is not None:
@@ -154,8 +157,18 @@ class FinalCommit:
                 f"{error.message}; it changed {', '.join(sorted(theirs)[:10])}, which this publish changes too",
                 hint="look at the new head, then publish again",
             ) from error
+        self._check_anew(fresh, before, now)
         self._op.retry(self._to.revision, f"rebased on {fresh.commit}: {error.message}", 0.0)
         return fresh
+
+    def _check_anew(self, head: Revision, before: Mapping[str, Entry], now: Mapping[str, Entry]) -> None:
+        """What was asked of the first parent is asked of a new one too."""
+        to = replace(self._to, base=head)
+        check_tree(to, self._outgoing, now)
+        said = notes_on_tree(self._to, self._outgoing, before)
+        for note in notes_on_tree(to, self._outgoing, now):
+            if note not in said:
+                self._op.tell("warning", detail=note)
 
     def tag(self, name: str, at: Revision, message: str, *, move: bool) -> None:
         """Name the commit that shows it.

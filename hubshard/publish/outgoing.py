@@ -10,13 +10,14 @@ from typing import Any
 from hubshard.errors import FormatError
 from hubshard.messages import brief, counted, listed, named
 from hubshard.names import ADAPTER_STEM, MODEL_STEM, is_one_file, is_weight_file, parse_weight_name
-from hubshard.paths import check_case, check_plain_path, check_store_path, path_in
+from hubshard.paths import check_case, check_plain_path, check_store_path, file_and_folder, path_in
 from hubshard.plan import MAX_INDEX_BYTES, MAX_SHARDS, ShardPlan, plan_shards
 from hubshard.protocols import Buffer, Source
 from hubshard.shardfile import stream_shard
 from hubshard.sizes import READ_BYTES, format_size
 from hubshard.sources.cast import CastSource
 from hubshard.sources.model import ModelParts, Whole, parts_of
+from hubshard.sources.model_config import ADAPTER_CONFIG
 from hubshard.sources.state_dict import StateDictSource
 
 __all__ = ["Component", "Layout", "OutFile", "Outgoing", "from_memory", "outgoing_of"]
@@ -90,11 +91,38 @@ class Outgoing:
         """Whether a file is a weight file, or an index, of which a publish of this leaves its own alone.
 
         Weights that go along as they are take the place of those of their folder, stem and variant, as planned ones do.
+        An adapter gives way to a model that comes to lie beside it.
         """
         folder, _, name = path.rpartition("/")
-        return any(plan.replaces(path) for plan in self.plans) or any(
-            is_weight_file(name, variant=variant, stem=stem) for place, stem, variant in self._along if place == folder
+        along = (each for each in self._along if each[0] == folder)
+        return (
+            any(plan.replaces(path) for plan in self.plans)
+            or any(is_weight_file(name, variant=variant, stem=stem) for _, stem, variant in along)
+            or self.hides(path)
         )
+
+    def hides(self, path: str) -> bool:
+        """Whether a file is of an adapter that would hide a model of this: loaders put it on what lies beside it.
+
+        Where this brings an adapter beside the model, both are meant.
+        """
+        folder, _, name = path.rpartition("/")
+        stems = self.stems.get(folder)
+        if stems is None or ADAPTER_STEM in stems:
+            return False
+        found = parse_weight_name(name)
+        return name == ADAPTER_CONFIG if found is None else found.stem == ADAPTER_STEM
+
+    @cached_property
+    def stems(self) -> Mapping[str, frozenset[str]]:
+        """The stems of all weights by folder, "" of the root."""
+        found: dict[str, set[str]] = {}
+        for file in self.all_files:
+            folder, _, name = file.path.rpartition("/")
+            weights = parse_weight_name(name)
+            if weights is not None:
+                found.setdefault(folder, set()).add(weights.stem)
+        return {folder: frozenset(stems) for folder, stems in found.items()}
 
     @cached_property
     def _along(self) -> frozenset[tuple[str, str, str | None]]:
@@ -254,6 +282,12 @@ def outgoing_of(
         check_plain_path(path, path="the files to publish", hint="rename it, or leave it out with `exclude`")
         check_store_path(path)
     check_case(paths, path="the files to publish")
+    found = file_and_folder(paths)
+    if found is not None:
+        raise FormatError(
+            f"the files to publish: {found[0]!r} would be a file and, for {found[1]!r}, a folder",
+            hint="rename one of them, or leave it out with `exclude`",
+        )
     return out
 
 

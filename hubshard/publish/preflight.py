@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Protocol
 
 from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError
-from hubshard.events import Operation
-from hubshard.messages import listed
-from hubshard.names import is_training_folder, parse_weight_name
-from hubshard.paths import case_key
 from hubshard.protocols import Entry, Revision
 from hubshard.publish.destination import Destination
 from hubshard.publish.outgoing import Outgoing
-from hubshard.sources.model_config import config_of
-from hubshard.sources.model_index import MODEL_INDEX, components_of
-from hubshard.store.content import sample_of
 from hubshard.store.hub import HubStore
 
 __all__ = [
@@ -26,7 +19,6 @@ __all__ = [
     "check_new_tag",
     "check_one_meaning",
     "check_tag",
-    "check_tree",
     "found_base",
     "tell_of_new_repo",
 ]
@@ -34,8 +26,6 @@ __all__ = [
 PULL_REQUEST = re.compile(r"refs/pr/[1-9][0-9]*")
 _CARD = "README.md"
 _LARGEST_CARD_BYTES = 2**20
-_IGNORE = ".gitignore"
-_SAMPLE_BYTES = 512
 
 
 class _Asked(Protocol):
@@ -186,93 +176,6 @@ def _must_differ(outgoing: Outgoing, tree: Mapping[str, Entry]) -> bool:
         (there := tree.get(file.path)) is None or (there.nbytes != file.nbytes and not file.default)
         for file in outgoing.all_files
     )
-
-
-def check_tree(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry], op: Operation) -> None:
-    """Refuse files that the repo refuses, or that would be one with others of it; tell of weights that stay.
-
-    Args:
-        to: where they go.
-        outgoing: all that is to be published.
-        tree: what is there now.
-        op: is told.
-
-    Raises:
-        FormatError: there are some.
-    """
-    _check_case_in_repo(to, outgoing, tree)
-    _check_ignored(to, outgoing, tree)
-    note = _note_on_others(to, outgoing, tree)
-    if note is not None:
-        op.tell("warning", detail=note)
-
-
-def _check_ignored(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]) -> None:
-    """Refuse files that the repo's `.gitignore` refuses, all of them at once."""
-    if _IGNORE not in tree:
-        return
-    planned = (shard for plan in outgoing.plans for shard in plan.shards)
-    asked = {shard.path: (shard.nbytes, shard.header[:_SAMPLE_BYTES]) for shard in planned}
-    asked |= {file.path: (file.nbytes, sample_of(file.data, _SAMPLE_BYTES)) for file in outgoing.files}
-    advice = to.store.advice(to.base.branch, asked, create_pr=to.create_pr)
-    refused = sorted(path for path, found in advice.items() if found.is_ignored)
-    if refused:
-        raise FormatError(
-            f"{_IGNORE} of {to.store.repo_id} refuses {listed(refused)}", hint="rename them, or change it there"
-        )
-
-
-def _check_case_in_repo(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]) -> None:
-    """Refuse files whose names differ from those of files that stay in the repo only by case, or by Unicode's forms.
-
-    On a disk without regard to case they would be one file, and no pull takes both.
-    """
-    ours = {case_key(file.path): file.path for file in outgoing.all_files}
-    for path in sorted(tree):
-        mine = ours.get(case_key(path), path)
-        if mine != path and not outgoing.replaces(path):
-            raise FormatError(
-                f"{mine!r}, and {path!r} in {to.store.repo_id}, are one file on a disk without regard to case",
-                hint="delete or rename the one in the repo, or rename the one to publish",
-            )
-
-
-def _note_on_others(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]) -> str | None:
-    """Of folders of the repo that keep weights of which a publish knows nothing: of an earlier model, it may be.
-
-    Folders of training checkpoints, and of components that the published pipeline names, are as they should be. Of a
-    variant nothing is said: all others stay beside it.
-    """
-    if any(plan.variant for plan in outgoing.plans):
-        return None
-    known = {folder for folder, _ in _weights_by_folder(file.path for file in outgoing.all_files)}
-    known |= _components_of(outgoing)
-    kept: dict[str, list[str]] = {}
-    for folder, path in _weights_by_folder(sorted(tree)):
-        if folder not in known and not any(map(is_training_folder, folder.split("/"))):
-            kept.setdefault(folder, []).append(path)
-    if not kept:
-        return None
-    there = listed([folder or "the root" for folder in kept])
-    patterns = [f"'{folder}/*'" for folder in kept if folder] + kept.get("", [])
-    return (
-        f"{to.store.repo_id} keeps weights that this publish leaves alone in {there}: if they are of an earlier model, "
-        f"delete them with `hf repos delete-files {to.store.repo_id} {' '.join(patterns)}`, or HfApi.delete_files"
-    )
-
-
-def _weights_by_folder(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for path in paths:
-        folder, _, name = path.rpartition("/")
-        if parse_weight_name(name) is not None:
-            yield folder, path
-
-
-def _components_of(outgoing: Outgoing) -> set[str]:
-    for file in outgoing.files:
-        if file.path == MODEL_INDEX:
-            return set(components_of(config_of(file.content(), path=MODEL_INDEX)))
-    return set()
 
 
 def tell_of_new_repo(error: HubshardError, store: HubStore) -> None:

@@ -56,6 +56,10 @@ def push_to_hub(
     machine. The commit also removes the weight files of the same folder, stem and variant that are not published now,
     beside weights that go along as they are too.
 
+    An adapter of peft and a model in one folder are loaded as the adapter on its base. So a model takes the place of an
+    adapter in its folder, with a warning, and an adapter is refused where a model lies; a source that holds both is
+    published as it is.
+
     Names keep the stem that their loader looks for: `model`, `adapter_model` of peft, `diffusion_pytorch_model`. Of a
     pipeline of diffusers, each component is laid out in its own folder. Of a model of peft, the adapters alone are
     published, that called "default" in the root, others in folders of their names; peft reads each from one file.

@@ -12,8 +12,8 @@ from hubshard.events import Operation
 from hubshard.messages import counted
 from hubshard.protocols import Entry, Staged
 from hubshard.publish.destination import Destination
+from hubshard.publish.in_repo import check_tree, notes_on_tree
 from hubshard.publish.outgoing import OutFile, Outgoing
-from hubshard.publish.preflight import check_tree
 from hubshard.publish.scratch import FILES_AT_ONCE, Scratch
 from hubshard.publish.sending import LARGE_FILE_BYTES, Sender
 from hubshard.publish.staging import StagingBranch, staging_branch
@@ -93,7 +93,9 @@ class Upload:
             batch_bytes: as in `stage`.
         """
         tree = self.to.tree()
-        check_tree(self.to, self._outgoing, tree, self._op)
+        check_tree(self.to, self._outgoing, tree)
+        for note in notes_on_tree(self.to, self._outgoing, tree):
+            self._op.tell("warning", detail=note)
         found: Mapping[str, Entry] = {}
         if batch_bytes is not None:
             self._staging = StagingBranch(

@@ -141,7 +141,7 @@ def test_no_stale_weight_file_survives_another_shard_count(
 
 def test_only_weight_files_of_the_same_variant_and_folder_are_replaced(client: Client, folder: Path) -> None:
     client.push(folder, max_shard_size="100kB")
-    others = ["model.fp16.safetensors", "adapter_model.safetensors", "unet/model.safetensors", "optimizer.bin"]
+    others = ["model.fp16.safetensors", "style/adapter_model.safetensors", "unet/model.safetensors", "optimizer.bin"]
     stale = ["pytorch_model.bin", "consolidated.safetensors", "pytorch_model-00001-of-00002.bin"]
     for path in (*others, *stale):
         client.api.upload_file(path_or_fileobj=b"x" * 100, path_in_repo=path, repo_id=REPO)

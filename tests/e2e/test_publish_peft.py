@@ -64,7 +64,7 @@ def test_a_directory_of_an_adapter_keeps_its_name_and_is_one_file(module_hub: Hu
     assert equal(model, PeftModel.from_pretrained(llama(), "me/lora"))
 
     api.upload_file(path_or_fileobj=b"pickles", path_in_repo="adapter_model.bin", repo_id="me/lora")
-    api.upload_file(path_or_fileobj=b"pickles", path_in_repo="pytorch_model.bin", repo_id="me/lora")
+    api.upload_file(path_or_fileobj=b"pickles", path_in_repo="old/pytorch_model.bin", repo_id="me/lora")
     assert hubshard.push_to_hub(place / "own", "me/lora").deleted == ("adapter_model.bin",)
     assert hubshard.verify("me/lora").ok
     config = json.loads((place / "own" / "adapter_config.json").read_text())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hubshard.errors import FormatError
-from hubshard.paths import check_case, check_plain_path, check_store_path, path_in
+from hubshard.paths import check_case, check_plain_path, check_store_path, file_and_folder, path_in
 
 
 def test_the_root_has_no_name_in_a_path() -> None:
@@ -81,3 +81,17 @@ def test_a_store_takes_names_that_some_disk_cannot_hold(file: str) -> None:
 def test_a_store_takes_nothing_that_leaves_its_root_or_is_gits_own(file: str) -> None:
     with pytest.raises(FormatError, match=r"no path of a file in a store|in a \.git folder"):
         check_store_path(file)
+
+
+def test_a_file_that_would_be_a_folder_is_found_whichever_of_both_is_new() -> None:
+    for new, there in ((["unet"], ["unet/a"]), (["unet/a"], ["unet"]), (["unet", "unet/a", "b"], [])):
+        assert file_and_folder(new, there) == ("unet", "unet/a")
+    assert file_and_folder(["A/x/y"], ["a/X"]) == ("a/X", "A/x/y"), "but for the case"
+    assert file_and_folder(["c"], ["unet", "unet/a"]) is None, "that is none of ours"
+    assert file_and_folder(["a/b", "a.b", "ab/c", "b"], ["a/c", "ab.c"]) is None
+
+
+def test_a_path_that_no_repo_takes_for_its_length_is_refused() -> None:
+    check_store_path("d/" * 511 + "ab")
+    with pytest.raises(FormatError, match="has 1025 characters, and no repo takes paths of more than 1024"):
+        check_store_path("d/" * 512 + "a")

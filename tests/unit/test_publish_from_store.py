@@ -97,8 +97,24 @@ def test_weights_that_go_along_take_the_place_of_those_of_their_folder_stem_and_
     out = outgoing(write(tmp_path, "model.safetensors", "a/model-1-of-1.safetensors", "b/model.fp16.safetensors"))
     replaced = ["a/model.safetensors", "a/pytorch_model.bin", "b/model.fp16-00001-of-00002.safetensors"]
     replaced += ["model.safetensors.index.json"]
-    kept = ["b/model.safetensors", "a/adapter_model.safetensors", "a/b/model.safetensors", "c/model.safetensors"]
+    kept = ["b/model.safetensors", "a/b/model.safetensors", "c/model.safetensors", "c/adapter_model.safetensors"]
     assert [path for path in replaced + kept if out.replaces(path)] == replaced
+
+
+def test_an_adapter_gives_way_to_a_model_beside_it_unless_the_source_holds_both(tmp_path: Path) -> None:
+    adapter = ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"]
+    others = ["adapter_config.json.md", "style/adapter_model.safetensors", "config.json", "adapters.json"]
+    out = outgoing(write(tmp_path, "model.safetensors", "b/model.safetensors"))
+    in_folder = [f"b/{path}" for path in adapter]
+    assert [path for path in adapter + in_folder + others if out.replaces(path)] == adapter + in_folder
+    out = outgoing(write(tmp_path, "adapter_model.safetensors"))
+    assert [path for path in adapter + in_folder + others if out.replaces(path)] == [
+        "adapter_model.safetensors",
+        "adapter_model.bin",
+        *in_folder,
+    ]
+    out = outgoing(write(tmp_path / "lora", *adapter[:2]))
+    assert not out.replaces("adapter_config.json")
 
 
 @pytest.mark.parametrize(
