@@ -68,7 +68,7 @@ def test_a_second_release_leaves_no_stale_shard_and_moves_a_tag_only_when_asked(
     assert deleted == [f"model-0000{n}-of-00004.safetensors" for n in range(1, 5)]
 
 
-@pytest.mark.parametrize("verify", ["true", "false"])
+@pytest.mark.parametrize("verify", ["true", pytest.param("false", marks=pytest.mark.slow)])
 def test_the_same_release_again_changes_and_sends_nothing(module_hub: Hub, new_job: NewJob, verify: str) -> None:
     job, repo = new_job(module_hub), Repo(module_hub, f"org/again-{verify}")
     publish(repo)

@@ -26,12 +26,11 @@ _TAG = r"POST /api/models/org/[\w-]+/tag/"
 @pytest.mark.parametrize(
     ("where", "is_done", "lost", "released"),
     [
-        (_CANDIDATE, True, True, False),
-        (_CANDIDATE, True, False, False),
-        (_RELEASE, True, True, True),
-        (_TAG, False, False, True),
+        pytest.param(_CANDIDATE, True, True, False, id="candidate-machine"),
+        pytest.param(_CANDIDATE, True, False, False, id="candidate-step", marks=pytest.mark.slow),
+        pytest.param(_RELEASE, True, True, True, id="release-machine", marks=pytest.mark.slow),
+        pytest.param(_TAG, False, False, True, id="tag-step"),
     ],
-    ids=["candidate-machine", "candidate-step", "release-machine", "tag-step"],
 )
 def test_a_killed_job_run_again_releases_once(
     module_hub: Hub,

@@ -411,8 +411,8 @@ def test_a_checkpoint_that_is_merely_unusual_loads(model: Any, folder: Path, nam
 
 
 @pytest.mark.timeout(180)
-def test_two_hundred_thousand_names_load(tmp_path: Path) -> None:
-    count, per_shard = 200_001, 50_001
+def test_fifty_thousand_names_load(tmp_path: Path) -> None:
+    count, per_shard = 50_001, 12_501
     names = [f"a.{number}" for number in range(count)]
     weight_map: dict[str, str] = {}
     for number, start in enumerate(range(0, count, per_shard)):
