@@ -51,18 +51,22 @@ def publish_id_in(message: str) -> str | None:
     return found[-1].removeprefix(_TRAILER).strip() or None if found else None
 
 
-def check_head(head: Revision, expected: str | None) -> None:
+def check_head(head: Revision, expected: str | None, *, repo_id: str | None = None) -> None:
     """Refuse a branch that is not where the caller believes it to be.
 
     Args:
         head: where it is.
         expected: a commit, in full or its first 7 or more digits; None for wherever it is.
+        repo_id: where the branch shows a model, so that `hubshard diff` tells what was changed.
 
     Raises:
         ConflictError: it is elsewhere.
     """
     if expected is not None and not (len(expected) >= 7 and head.commit.startswith(expected)):
-        raise ConflictError(f"{head.branch} is at {head.commit}, not at {expected}", hint="look at what was changed")
+        command = f": hubshard diff {repo_id}@{expected} {repo_id}@{head.commit}" if repo_id else ""
+        raise ConflictError(
+            f"{head.branch} is at {head.commit}, not at {expected}", hint=f"look at what was changed{command}"
+        )
 
 
 def commit_by_rule(
@@ -98,7 +102,7 @@ def commit_by_rule(
                 raise
             failure = error
         try:
-            made = _ours(history(), branch=branch, parent=parent, publish_id=publish_id, failure=failure)
+            made = _ours(history(), branch=branch, parent=parent, publish_id=publish_id)
         except StoreError as error:  # the look failed as well; the next attempt is guarded by its parent
             if not error.retryable:
                 raise
@@ -111,15 +115,13 @@ def commit_by_rule(
     raise StoreError(message, hint="nothing was changed as far as we know; run it again", retryable=True) from failure
 
 
-def _ours(
-    history: Sequence[Made], *, branch: str, parent: str | None, publish_id: str, failure: Exception
-) -> str | None:
+def _ours(history: Sequence[Made], *, branch: str, parent: str | None, publish_id: str) -> str | None:
     for made in history:
         if made.publish_id == publish_id:
             return made.commit
     if (history[0].commit if history else None) == parent:
         return None
-    raise _conflict(history, branch=branch, parent=parent) from failure
+    raise _conflict(history, branch=branch, parent=parent)
 
 
 def _conflict(history: Sequence[Made], *, branch: str, parent: str | None) -> ConflictError:

@@ -9,11 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hubshard.disk import sync_folder
+from hubshard.jsonfile import read_json
 from hubshard.protocols import Entry, Revision
 
 __all__ = ["Record", "clean_scratch", "read_record", "scratch", "write_atomically", "write_record"]
 
 _VERSION = 1
+_MOST_BYTES = 2**28  # which list the files of any repo
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def write_record(path: Path, record: Record, *, private: Path) -> None:
 def read_record(path: Path) -> Record | None:
     """Read it; None where there is none, or one that is not understood."""
     try:
-        table = json.loads(path.read_bytes())
+        table = read_json(path, what="record of a pull", most_bytes=_MOST_BYTES)
         if table["version"] != _VERSION:
             return None
         return Record(

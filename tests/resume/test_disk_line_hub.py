@@ -19,6 +19,7 @@ pytest.importorskip("torch")
 
 MORE = """
 from hubshard.resume.saves.seen_rollbacks import NAME, SeenRollbacks
+import traceback
 
 def on_disk(folder="disk"):
     return sorted(int(path.parent.name[5:]) for path in (tmp / folder).glob("step-*/manifest.json"))
@@ -109,7 +110,12 @@ def test_of_two_runs_that_begin_on_an_empty_branch_the_second_stays_refused(modu
         first.save(state(4), 4)
         first.wait()
         second.save(state(9), 9)
-        fails(second.wait, ConflictError)  # and tells to start it again
+        try:
+            second.wait()
+        except ConflictError as error:  # which tells to start it again
+            told = "".join(traceback.format_exception(error))
+            assert "the branch 'resume' exists already" in told and "httpx" not in told, told
+            assert told.count("Traceback") == 2, told  # where it was raised, and in the background
     foreign("second", "step 9", "step 4")
     assert restored("first") == 4
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from hubshard.errors import ConflictError, FormatError
+from hubshard.errors import ConflictError, FormatError, StoreError
 from hubshard.messages import listed
 from hubshard.resume.saves.local_steps import LocalSteps
 from hubshard.steps.places import BranchPlace
@@ -96,7 +96,7 @@ class DiskLine:
     def _seen(self, where: str) -> frozenset[str] | None:
         try:
             return self._record.of(where)
-        except FormatError:
+        except (FormatError, StoreError):
             return None
 
     def _found(self, line: BranchLine, wanted: int | None) -> dict[int, str]:

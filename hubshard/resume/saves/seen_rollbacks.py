@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hubshard.disk import sync_folder
-from hubshard.errors import FormatError
+from hubshard.errors import FormatError, StoreError
 from hubshard.jsonfile import read_json
 
 __all__ = ["SeenRollbacks"]
@@ -40,6 +40,7 @@ class SeenRollbacks:
 
         Raises:
             FormatError: it is damaged, and tells nothing.
+            StoreError: the disk refuses to read it.
         """
         seen = self._table().get(where)
         return None if seen is None else frozenset(seen)
@@ -50,6 +51,9 @@ class SeenRollbacks:
             table = self._table()
         except FormatError:
             table = {}
+        except StoreError as error:
+            self._warn(error)
+            return
         seen = table.get(where, [])
         if where not in table or not {*ids} <= {*seen}:
             self._put(table | {where: [*seen, *sorted({*ids} - {*seen})]})
@@ -66,18 +70,19 @@ class SeenRollbacks:
             part.replace(self.path)
             sync_folder(self.path.parent)
         except OSError as error:  # the disk is full, say
-            _LOG.warning(
-                "%s cannot be written (%s): a later restore may bring back steps that were rolled back",
-                self.path,
-                error,
-            )
+            self._warn(error)
             with suppress(OSError):
                 part.unlink()
+
+    def _warn(self, error: Exception) -> None:
+        _LOG.warning(
+            "%s cannot be written (%s): a later restore may bring back steps that were rolled back", self.path, error
+        )
 
     def _table(self) -> dict[str, list[str]]:
         try:
             table = read_json(self.path, what="record of rollbacks", most_bytes=_MOST_BYTES)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return {}
         if all(isinstance(ids, list) and all(type(one) is str for one in ids) for ids in table.values()):
             return table
