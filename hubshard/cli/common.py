@@ -82,19 +82,23 @@ Token = Annotated[
 ]
 RepoType = Annotated[Kind, typer.Option("--repo-type", help="Models only; taken for likeness to `hf`.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; stdout has the result only.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress and no notes, but warnings; stdout has the result only.")
+]
 Events = Annotated[
     Path | None,
     typer.Option("--events", parser=a_path, metavar="FILE", help="Append each event as a line of JSON."),
 ]
 
 MaxRetries = Annotated[
-    int | None, typer.Option(help="Give up, with exit status 3, after more retries than this in all.", min=0)
+    int | None,
+    typer.Option(metavar="N", help="Give up, with exit status 3, after more retries than this in all.", min=0),
 ]
 StallSeconds = Annotated[
     float | None,
     typer.Option(
-        help="Give up, with exit status 3, when no byte was sent, received, or read for the first time for so long."
+        metavar="SECONDS",
+        help="Give up, with exit status 3, when no byte was sent, received, or read for the first time for so long.",
     ),
 ]
 MinRate = Annotated[

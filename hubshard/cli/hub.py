@@ -26,9 +26,9 @@ def serve(
     root: Root,
     *,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; the default is for this machine only.")
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; the default is for this machine only.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any free one.")] = 8000,
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="0 for any free one.")] = 8000,
     token: Annotated[
         list[str] | None,
         typer.Option(
@@ -38,7 +38,7 @@ def serve(
         ),
     ] = None,
     public_url: Annotated[
-        str | None, typer.Option(help="How clients reach it, where that is not how they ask.")
+        str | None, typer.Option(metavar="URL", help="How clients reach it, where that is not how they ask.")
     ] = None,
 ) -> None:
     """Serve a directory until it is stopped. The first line on stdout is the URL."""
@@ -65,7 +65,9 @@ def _say(url: str) -> None:
 def gc(
     root: Root,
     *,
-    grace_hours: Annotated[float, typer.Option(min=0, help="Uploads that no commit names are spared so long.")] = 24.0,
+    grace_hours: Annotated[
+        float, typer.Option(metavar="HOURS", min=0, help="Uploads that no commit names are spared so long.")
+    ] = 24.0,
     as_json: Json = False,
 ) -> None:
     """Remove what no repo can reach any more. Safe beside a running server."""

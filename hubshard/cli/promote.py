@@ -51,10 +51,16 @@ _NOTE = "readers see nothing of it; run the same command again, it goes on from 
 def promote(
     repo: Annotated[str, typer.Argument(help="org/name on the Hub, which is to show the model.")],
     *,
-    step: Annotated[int | None, typer.Option(help="Number of the saved step; the newest by default.", min=0)] = None,
-    part: Annotated[str, typer.Option(help='Key of the saved state: model, ema, ...; "" for all tensors.')] = "model",
-    branch: Annotated[str, typer.Option(help="Branch that holds the steps.")] = "resume",
-    resume_repo: Annotated[str | None, typer.Option(help="The repo that holds them, if it is another one.")] = None,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of the saved step; the newest by default.", min=0)
+    ] = None,
+    part: Annotated[
+        str, typer.Option(metavar="KEY", help='Key of the saved state: model, ema, ...; "" for all tensors.')
+    ] = "model",
+    branch: Annotated[str, typer.Option(metavar="BRANCH", help="Branch that holds the steps.")] = "resume",
+    resume_repo: Annotated[
+        str | None, typer.Option(metavar="REPO", help="The repo that holds them, if it is another one.")
+    ] = None,
     local_dir: Annotated[
         Path | None,
         typer.Option(

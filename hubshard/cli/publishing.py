@@ -69,6 +69,7 @@ StagingOption = Annotated[
 Streams = Annotated[
     int | None,
     typer.Option(
+        metavar="N",
         min=1,
         help="Large shards sent at once, one where it is not given: each takes up to 256 MB, and a kill costs it.",
     ),

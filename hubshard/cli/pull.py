@@ -45,8 +45,13 @@ def pull(
         Path | None, typer.Option(parser=a_directory, metavar="DIR", help="Another cache than that of HF_HOME.")
     ] = None,
     variant: Variant = None,
-    include: Annotated[list[str] | None, typer.Option(help="Patterns of files that replace the usual choice.")] = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="Patterns of files to leave.")] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Pattern of files that replace the usual choice; may be given again."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Pattern of files to leave; may be given again.")
+    ] = None,
     max_retries: MaxRetries = None,
     stall_seconds: StallSeconds = None,
     min_rate: MinRate = None,

@@ -34,8 +34,12 @@ resume = typer.Typer(
 )
 
 Repo = Annotated[str, typer.Argument(help="org/name[@branch]")]
-Branch = Annotated[str | None, typer.Option(help="The branch that holds the steps; resume where it is not given.")]
-Number = Annotated[int | None, typer.Option("--step", help="Number of the step; the newest by default.", min=0)]
+Branch = Annotated[
+    str | None, typer.Option(metavar="BRANCH", help="The branch that holds the steps; resume where it is not given.")
+]
+Number = Annotated[
+    int | None, typer.Option("--step", metavar="N", help="Number of the step; the newest by default.", min=0)
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
 
 
@@ -177,9 +181,13 @@ _PRUNE_NOTE = "the steps are removed all or not at all; run the same command aga
 def prune(
     repo: Repo,
     *,
-    keep: Annotated[int, typer.Option(help="How many of the newest stay.", min=1)] = 3,
-    keep_every: Annotated[int | None, typer.Option(help="Multiples of this number stay too.", min=1)] = None,
-    pin: Annotated[list[int] | None, typer.Option(help="A step that stays too; may be given again.", min=0)] = None,
+    keep: Annotated[int, typer.Option(metavar="N", help="How many of the newest stay.", min=1)] = 3,
+    keep_every: Annotated[
+        int | None, typer.Option(metavar="N", help="Multiples of this number stay too.", min=1)
+    ] = None,
+    pin: Annotated[
+        list[int] | None, typer.Option(metavar="N", help="A step that stays too; may be given again.", min=0)
+    ] = None,
     broken: Annotated[bool, typer.Option("--broken", help="Remove steps that cannot be restored too.")] = False,
     squash: Annotated[
         bool, typer.Option("--squash", help="Drop the history too, and delete the files that nothing names any more.")
@@ -236,7 +244,7 @@ def squash(
 def rollback(
     repo: Repo,
     *,
-    to: Annotated[int, typer.Option(help="The step that is to be the newest.", min=0)],
+    to: Annotated[int, typer.Option(metavar="N", help="The step that is to be the newest.", min=0)],
     dry_run: DryRun = False,
     branch: Branch = None,
     token: Token = None,

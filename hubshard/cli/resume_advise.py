@@ -33,24 +33,29 @@ def advise(
         typer.Argument(help="Time that a save takes from the training: 1.5, 800ms, 2m; --repo may tell it."),
     ] = None,
     *,
-    mtbf: Annotated[str, typer.Option(help="Mean time between failures of the whole job: 4h, 30m, 2d.")],
+    mtbf: Annotated[
+        str, typer.Option(metavar="DURATION", help="Mean time between failures of the whole job: 4h, 30m, 2d.")
+    ],
     step_seconds: Annotated[
-        float | None, typer.Option(help="Time of a training step (s): intervals are then whole steps.")
+        float | None,
+        typer.Option(metavar="SECONDS", help="Time of a training step (s): intervals are then whole steps."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of the run: what it costs in all.")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Steps of the run: what it costs in all.")] = None,
     restart: Annotated[
-        str | None, typer.Option(help="Time from a failure to the first new step: 5m; 0 by default.")
+        str | None,
+        typer.Option(metavar="DURATION", help="Time from a failure to the first new step: 5m; 0 by default."),
     ] = None,
     delay: Annotated[
         str | None,
         typer.Option(
+            metavar="DURATION",
             help="Time until a save is safe, while the training goes on: on the disk, or on the Hub. "
-            "0 by default; with --repo what was measured until it was on the disk."
+            "0 by default; with --repo what was measured until it was on the disk.",
         ),
     ] = None,
     repo: Annotated[
         str | None,
-        typer.Option(help="org/name[@branch]: take what is not given from the commits of its steps."),
+        typer.Option(metavar="REPO", help="org/name[@branch]: take what is not given from the commits of its steps."),
     ] = None,
     html: Annotated[
         Path | None, typer.Option(parser=a_path, metavar="FILE", help="Write a page with a chart as well.")

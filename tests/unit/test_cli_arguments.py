@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from enum import Enum
 from inspect import signature
 from pathlib import Path
 from typing import Any, get_args
@@ -20,6 +21,25 @@ from hubshard.cli.failing import hint_of, message_of
 from hubshard.errors import FormatError, IntegrityError, StoreError
 
 Run = Callable[..., tuple[int, str, str]]
+
+
+def _commands(group: Any, name: str = "hubshard") -> Iterator[tuple[str, Any]]:
+    for verb, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{name} {verb}")
+        else:
+            yield f"{name} {verb}", command
+
+
+def test_every_option_that_takes_something_says_what_in_a_word() -> None:
+    wordless = [
+        f"{name} {option.opts[0]}"
+        for name, command in _commands(typer.main.get_command(app))
+        for option in command.params
+        if option.param_type_name == "option" and not option.is_flag and option.opts != ["--help"]
+        if option.metavar is None and not isinstance(option.default, Enum)
+    ]
+    assert wordless == []
 
 
 @pytest.fixture

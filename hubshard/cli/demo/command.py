@@ -29,7 +29,7 @@ def demo(
         typer.Option(parser=a_directory, metavar="DIR", help="Leave the model and the Hub in this new directory."),
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Random weights; nothing is downloaded.")] = False,
-    max_shard_size: Annotated[str, typer.Option(help="Bound per shard.")] = "10MB",
+    max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Bound per shard.")] = "10MB",
 ) -> None:
     """Publish a real model to a Hub on this machine, kill it, go on.
 
