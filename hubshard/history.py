@@ -77,7 +77,7 @@ def rollback(
     with operation("rollback", repo_id, on_event) as op:
         store = HubStore(repo_id, token=token, endpoint=endpoint, patience=Patience(on_retry=op.retry))
         head, goal = _revision(store, revision), _revision(store, to)
-        check_head(head, expected_head)
+        check_head(head, expected_head, repo_id=repo_id)
         now = {entry.path: entry for entry in store.list(head)}
         wanted = {entry.path: entry for entry in store.list(goal)}
         differing = [entry for path, entry in wanted.items() if now.get(path) != entry]

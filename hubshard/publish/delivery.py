@@ -277,7 +277,7 @@ def _rehearse(to: Delivery, outgoing: Outgoing, work: Work) -> None:
     at = _destination(to, outgoing, store, base)
     if to.tag and not to.move_tag and check_new_tag(at, to.tag, outgoing):
         warn(detail=f"the tag {to.tag!r} is on {base.commit} already: it is refused if this publish changes a byte")
-    check_head(base, to.expected_head)
+    check_head(base, to.expected_head, repo_id=to.repo_id)
     tree = at.tree()
     for note in notes_on_tree(at, outgoing, tree):
         warn(detail=note)
@@ -314,7 +314,7 @@ def _check_head(final: FinalCommit, head: Revision, expected: str | None) -> Con
         What to raise if the head turns out to differ from what is published.
     """
     try:
-        check_head(head, expected)
+        check_head(head, expected, repo_id=final.repo_id)
     except ConflictError as error:
         if not final.is_ours(head):
             raise

@@ -52,6 +52,11 @@ class FinalCommit:
         self._outgoing = outgoing
         self._op = op
 
+    @property
+    def repo_id(self) -> str:
+        """Where it goes."""
+        return self._to.store.repo_id
+
     def is_ours(self, head: Revision) -> bool:
         """Whether a commit was made by a publish of the same plan to the same branch."""
         return (self._to.store.publish_id_of(head) or "").startswith(f"{self._to.key}-")

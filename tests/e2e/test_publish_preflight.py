@@ -220,8 +220,10 @@ def test_a_dry_run_refuses_what_a_publish_refuses_and_writes_nothing(lab: Lab, f
         ({"private": True}, FormatError, "should be private"),
     ):
         for dry_run in (True, False):
-            with pytest.raises(error, match=words):
+            with pytest.raises(error, match=words) as told:
                 lab.push(folder, dry_run=dry_run, **options)
+            if "expected_head" in options:
+                assert f"hubshard diff {lab.repo}@0123456 {lab.repo}@{head}" in str(told.value.hint)
     assert lab.push(folder, dry_run=True, tag="v0", move_tag=True, expected_head=head).commit is None
     (folder / "README.md").write_text("---\nlicense: [\n---\n# A model\n")
     with pytest.raises(FormatError, match=r"README\.md: .*YAML"):
