@@ -142,12 +142,12 @@ class Watch(Periodic):
         if self._to_move is None or self._to_move <= 0:
             return None
         if limits.stall_seconds is not None and now - self._alive > limits.stall_seconds:
-            return _error(f"no byte has moved for {now - self._alive:.0f} s")
+            return _error(f"no byte has moved for {_seconds(now - self._alive)}")
         if limits.min_rate is not None and now - self._began > limits.window_seconds:
             rate = self._rate(now)
             if rate < limits.min_rate:
                 return _error(
-                    f"{format_size(rate)}/s over the last {limits.window_seconds:.0f} s, and "
+                    f"{format_size(rate)}/s over the last {_seconds(limits.window_seconds)}, and "
                     f"{format_size(limits.min_rate)}/s is the least allowed"
                 )
         return None
@@ -158,6 +158,11 @@ class Watch(Periodic):
             _, which, nbytes = self._steps.popleft()
             self._sums[which] -= nbytes
         return max(self._sums) / self._limits.window_seconds
+
+
+def _seconds(seconds: float) -> str:
+    """Whole ones, but of few the first two digits: half a second is not 0 s."""
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def _error(what: str) -> LimitError:

@@ -53,6 +53,14 @@ def test_no_retry_at_all_may_be_allowed() -> None:
         setting.tell("retry")
 
 
+@pytest.mark.parametrize(("limit", "said"), [(0.25, "0.25 s"), (1.5, "1.5 s"), (90.0, "90 s")])
+def test_a_short_silence_is_not_rounded_to_none(limit: float, said: str) -> None:
+    setting = Setting(Limits(stall_seconds=limit - 0.001))
+    setting.tell("start", 100)
+    setting.look(after=limit)
+    assert [str(error) for error in setting.broken] == [f"no byte has moved for {said}"]
+
+
 @pytest.mark.parametrize("kind", ["sent", "received", "read", "hashed", "skipped"])
 def test_silence_counts_from_the_last_byte(kind: str) -> None:
     setting = Setting(Limits(stall_seconds=10))
