@@ -15,6 +15,7 @@ An operation begins with "start" and ends with "end", or with "error" where it f
 | staging | the branch that keeps finished files | bytes that it kept for us | what becomes of it |
 | retry | a file, branch or request | | the cause; `wait_seconds` says how long the pause before is |
 | warning | a file or branch | | a sentence |
+| note | a file or branch | | a sentence that may be of use: all is as it should be |
 | verify | a file or revision | bytes that were found to be right | |
 | look | the repo | | how far a look at its history is |
 | removed | the folder of a step | its size: the branch shows it no more | |

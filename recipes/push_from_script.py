@@ -70,6 +70,7 @@ def main() -> None:
         )
     except hubshard.ConflictError as error:
         sys.exit(f"somebody was faster: {error}")
+    # sent by Xet: compressed, and with a few bytes of its own, so rarely the bytes in all
     print(f"{'published' if published.changed else 'unchanged'} {published.commit}, bytes sent: {published.sent_bytes}")
 
     again = Net.from_pretrained(chosen.repo, revision=published.commit)

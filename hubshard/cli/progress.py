@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
@@ -39,17 +39,18 @@ __all__ = ["print_fetched", "print_totals", "reporting", "totals_of", "totals_re
 _MOVED = {"sent", "received", "skipped", "deduplicated"}
 _LONG_SECONDS = 60.0  # of a pause: whoever looks later wants to know when it ends
 _UNSAID = {"read", "hashed", "end", "error"}
+_SAID = frozenset({"warning", "retry", "note"})  # also where there is no bar
 
 
 @contextmanager
 def reporting(*, quiet: bool, events: Path | None, limits: Limits | None = None, note: str = "") -> Iterator[OnEvent]:
     """An `OnEvent` that draws on stderr, when that is a terminal, and appends JSON lines to `events`.
 
-    Warnings and retries are said in any case, one line each. In a job of GitHub Actions a line every half minute says
-    how far it is.
+    Warnings and retries are said in any case, one line each, notes unless it is quiet. In a job of GitHub Actions a
+    line every half minute says how far it is.
 
     Args:
-        quiet: draw nothing.
+        quiet: draw nothing, and say no notes.
         events: opened before anything is done; each line is flushed.
         limits: the process ends with exit status 3 when one is broken.
         note: what is left then, and what to do.
@@ -63,7 +64,7 @@ def reporting(*, quiet: bool, events: Path | None, limits: Limits | None = None,
             stack.callback(_close, record)
         bar = _Bar(stack.enter_context(_progress())) if _wants_bar(quiet=quiet) else None
         lines = None if bar is not None or quiet or not is_wanted() else stack.enter_context(LogLines(_say))
-        on_event: OnEvent = _Reporter(bar, record, lines).on_event
+        on_event: OnEvent = _Reporter(bar, record, lines, _SAID - {"note"} if quiet else _SAID).on_event
         if limits is not None:
             on_event = stack.enter_context(Watch(limits, on_event, on_break=lambda error: give_up(error, note)))
         yield on_event
@@ -88,12 +89,12 @@ def print_totals(totals: Totals, *, fetched: bool = False) -> None:
         "sent": format_size(totals.sent_bytes),
         "received": format_size(totals.received_bytes),
         "skipped": format_size(totals.skipped_bytes),
-        "deduplicated": format_size(totals.deduplicated_bytes),
+        "saved by Xet": format_size(totals.deduplicated_bytes),
         "retries": f"{totals.retries:,}",
         "wall": f"{totals.seconds:.1f} s",
         "mean rate": f"{format_size(totals.bytes_per_second)}/s",
     }
-    idle = {"sent", "deduplicated"} if fetched else {"received"}
+    idle = {"sent", "saved by Xet"} if fetched else {"received"}
     shown = {name: value for name, value in columns.items() if name not in idle}
     print_table([f">{name}" for name in shown], [list(shown.values())], stderr=True)
 
@@ -149,7 +150,8 @@ def _progress() -> Progress:
 
 
 class _Reporter:
-    def __init__(self, bar: _Bar | None, record: TextIO | None, lines: LogLines | None) -> None:
+    def __init__(self, bar: _Bar | None, record: TextIO | None, lines: LogLines | None, said: Collection[str]) -> None:
+        self._said = said
         self._bar = bar
         self._lines = lines
         self._record = record
@@ -163,7 +165,7 @@ class _Reporter:
                 self._lines.take_in(event)
             if self._bar is not None:
                 self._bar.show(event)
-            elif event.kind in {"warning", "retry"}:
+            elif event.kind in self._said:
                 _say(_sentence(event))
 
     def _write(self, record: TextIO, event: Event) -> None:
@@ -196,11 +198,13 @@ class _Bar:
 
 
 def _sentence(event: Event) -> str:
-    word = {"warning": "Warning:", "retry": "Retry:"}.get(event.kind, event.kind)
+    word = {"warning": "Warning:", "retry": "Retry:", "note": "Note:"}.get(event.kind, event.kind)
     pause = ""
     if event.wait_seconds >= _LONG_SECONDS:
         until = time.strftime("%H:%M:%S", time.localtime(event.time + event.wait_seconds))
         pause = f"(in {event.wait_seconds:.0f} s, at {until})"
     elif event.wait_seconds:
         pause = f"(in {event.wait_seconds:.1f} s)"
-    return one_line(" ".join(part for part in (word, event.path, event.detail, pause) if part))
+    # the cause of a retry often says itself what was tried
+    path = "" if event.kind == "retry" and event.path in event.detail else event.path
+    return one_line(" ".join(part for part in (word, path, event.detail, pause) if part))

@@ -166,9 +166,10 @@ def _print_details(published: Published) -> None:
         return
     sizes = (
         f"{counted(published.shards, 'shard')}, {format_size(published.total_bytes)} in all: "
-        f"{format_size(published.sent_bytes)} sent, {format_size(published.skipped_bytes)} were there already, "
-        f"{format_size(published.deduplicated_bytes)} deduplicated"
+        f"{format_size(published.sent_bytes)} sent, {format_size(published.skipped_bytes)} were there already"
     )
+    if published.deduplicated_bytes:
+        sizes += f"; Xet saved {format_size(published.deduplicated_bytes)} of what was sent, known there or compressed"
     typer.echo(sizes)
     if published.deleted:
         typer.echo(f"{counted(len(published.deleted), 'stale weight file')} removed: {', '.join(published.deleted)}")

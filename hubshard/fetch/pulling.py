@@ -164,7 +164,7 @@ def _select(listing: Sequence[Entry], request: Request, read_index: ReadIndex) -
     others = [entry.path for entry in selection.left_out if entry.path not in pickled]
     if others:
         what = "not fetched, since nothing that is fetched needs them"
-        request.tell("warning", detail=f"{what}: {listed(others, most=_SHOWN)}")
+        request.tell("note", detail=f"{what}: {listed(others, most=_SHOWN)}")
     return selection
 
 

@@ -61,7 +61,7 @@ def test_publish_prints_where_it_is_and_what_was_sent(hub: Hub, repo: str, model
     assert url.startswith(f"{hub.url}/{repo}/tree/")
     assert sizes.startswith("3 shards, 24")
     assert tag == "tagged v1"
-    assert {"sent", "skipped", "deduplicated", "retries", "wall", "mean"} <= set(done.stderr.split())
+    assert {"sent", "skipped", "saved", "retries", "wall", "mean"} <= set(done.stderr.split())
 
 
 def test_publish_as_json_names_shards_and_bytes(hub: Hub, repo: str, model: Path) -> None:
@@ -164,6 +164,18 @@ def test_pull_prints_the_folder_that_holds_the_model(hub: Hub, repo: str, model:
     assert cached["received_bytes"] > 240_000
     assert cached["bytes_per_second"] > 0
     assert (Path(cached["path"]) / "config.json").read_bytes() == (model / "config.json").read_bytes()
+
+
+def test_weights_of_another_variant_are_a_note_of_a_pull_and_none_when_it_is_quiet(
+    hub: Hub, repo: str, model: Path, tmp_path: Path
+) -> None:
+    for options in ((), ("--variant", "fp16")):
+        assert _hubshard(hub, "publish", model, repo, *options).returncode == 0
+    told = _hubshard(hub, "pull", repo, "--local-dir", tmp_path / "a").stderr
+    assert "Note: not fetched, since nothing that is fetched needs them: model.fp16.safetensors\n" in told
+    assert "Warning" not in told
+    quiet = _hubshard(hub, "pull", repo, "--local-dir", tmp_path / "b", "--quiet")
+    assert (quiet.stdout, quiet.stderr) == (f"{tmp_path / 'b'}\n", "")
 
 
 def test_inspect_reads_a_repo_without_fetching_its_tensors(hub: Hub, repo: str, model: Path) -> None:

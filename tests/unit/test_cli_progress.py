@@ -72,6 +72,17 @@ def test_of_a_long_pause_it_is_said_when_it_ends(capsys: pytest.CaptureFixture[s
     ]
 
 
+def test_what_was_tried_again_is_named_once_and_notes_are_for_whoever_wants_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for quiet in (False, True):
+        with reporting(quiet=quiet, events=None) as on_event:
+            on_event(Event("pull", "retry", "look at it", detail="org/x: cannot look at it: no answer", wait_seconds=1))
+            on_event(Event("pull", "note", detail="not fetched: a"))
+    retry = "Retry: org/x: cannot look at it: no answer (in 1.0 s)"
+    assert capsys.readouterr().err.splitlines() == [retry, "Note: not fetched: a", retry]
+
+
 def test_a_log_line_says_how_far_it_is_and_how_fast_since_the_last_one() -> None:
     now = [0.0]
     lines = LogLines(lambda _: None, clock=lambda: now[0])

@@ -171,7 +171,7 @@ def _publish_again(console: Console, world: World, model: DemoModel, second: Pat
     received = format_size(published.received_bytes)
     said = (
         f"went on in {published.seconds:.1f} s: {skipped} were there, unchanged or stored by the killed run, and not "
-        f"sent again; {sent} were sent, {known} of the same files deduplicated; by its own counters the Hub received "
+        f"sent again; {sent} were sent, Xet saved {known} of the same files; by its own counters the Hub received "
         f"{received}"
     )
     console.print(said)
