@@ -60,10 +60,10 @@ class ResumeBranch:
     the saves to the disk: of the steps that wait for it, the newest is sent, and those that stay for good.
 
     What fails in the background is raised by the next `save` (which first sets out on the new step), `should_save` (in
-    a run of one process), `wait` or `close`. The local step is not lost by a push that failed, and the next save pushes
-    on. Once the run is to stop, such a push is only logged. A program that ends without `close` waits all the same;
-    where a save fails then, it ends with status 1 at once, and `atexit` handlers from before the import of this class
-    are skipped.
+    a run of one process), `wait` or `close`. The local step is not lost by a push that failed: the next save pushes on,
+    and those that stay for good follow it, also after the next start. Once the run is to stop, such a push is only
+    logged. A program that ends without `close` waits all the same; where a save fails then, it ends with status 1 at
+    once, and `atexit` handlers from before the import of this class are skipped.
 
     All ranks make it, and call its methods, at the same places of the program; only `steps` may be called by one alone.
 
@@ -224,8 +224,9 @@ class ResumeBranch:
         self._newest, self._restored = None, number
         if found.newer is not None and self._control.is_first:
             _LOG.warning("step %d is newer: call rollback(%d) before the next save", found.newer, number)
-        if found.step is not None and not found.is_on_hub:
-            self._saver.push_restored(found.step, Operation("save", self._path, self._on_event))
+        if found.step is not None:
+            push = Operation("save", self._path, self._on_event)
+            self._saver.push_restored(found.step, push, is_on_hub=found.is_on_hub)
         return number
 
     def save(self, state: Any, step: int) -> bool:

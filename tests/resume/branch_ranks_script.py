@@ -101,6 +101,7 @@ def save_on_two(on: Rank, found: dict[str, Any]) -> None:
             branch.save(on.state(step), step)
         branch.wait()
         found["saved"] = branch.steps()
+        found["unsent"] = branch._saver.unsent
         found["is_first_of_disk"] = branch._saver._is_first_of_disk
         if on.rank == 1:
             time.sleep(0.3)

@@ -33,6 +33,7 @@ def ranks(module_hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> list[dic
 def test_one_of_the_ranks_that_share_a_disk_writes_the_manifest(ranks: list[dict[str, Any]]) -> None:
     assert [rank["is_first_of_disk"] for rank in ranks[:2]] == [True, False]
     assert [rank["saved"] for rank in ranks[:2]] == [[1, 2], [1, 2]]
+    assert [rank["unsent"] for rank in ranks[:2]] == [[], []]
 
 
 def test_ranks_leave_together_since_one_of_them_may_keep_what_the_others_look_into(ranks: list[dict[str, Any]]) -> None:

@@ -183,6 +183,7 @@ class HubBranch:
         cost: SaveCost | None,
         retention: Retention,
         broken: Collection[int],
+        is_late: bool = False,
     ) -> Revision:
         """Show a step, and remove those past the retention in the same commit.
 
@@ -193,6 +194,7 @@ class HubBranch:
             cost: of the save, for the message of the commit.
             retention: which of the others stay.
             broken: steps that the restore had to pass over: they do not count, and go.
+            is_late: whether the branch may hold newer ones of this run.
 
         Raises:
             ConflictError: another run has saved to the branch since this one looked, or somebody has rolled it back.
@@ -206,7 +208,7 @@ class HubBranch:
                     step=step,
                     raw=raw,
                     staged=staged,
-                    remove=self._needless(step, staged, retention, broken),
+                    remove=self._needless(step, staged, retention, broken, is_late=is_late),
                     cost=cost,
                     run=self._run,
                 )
@@ -242,7 +244,7 @@ class HubBranch:
         self.on_retry(what, cause, wait_seconds)  # that of the operation which is under way
 
     def _needless(
-        self, step: Step, staged: Sequence[Staged], retention: Retention, broken: Collection[int]
+        self, step: Step, staged: Sequence[Staged], retention: Retention, broken: Collection[int], *, is_late: bool
     ) -> list[str]:
         """The files that the commit of a step removes.
 
@@ -254,8 +256,10 @@ class HubBranch:
             return []
         there = place.steps()
         dropped = {*broken} & {*there} - {step.step}
-        check_newest(place, step.step, branch=self.branch, ignored=dropped)
-        dropped |= {*retention.expired([number for number in there if number not in dropped], step.step)}
+        if not is_late:
+            check_newest(place, step.step, branch=self.branch, ignored=dropped)
+        left = {*there, step.step} - dropped
+        dropped |= {*retention.expired(left, max(left))} - {step.step}
         kept = {*(file.path for file in staged), f"{step_folder(step.step)}/{MANIFEST_NAME}"}
         gone = [path for number in sorted({*dropped, step.step}) for path in place.files(number)]
         return [path for path in gone if path not in kept]

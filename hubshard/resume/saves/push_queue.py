@@ -46,6 +46,17 @@ class PushQueue:
             self._current, self._files = step, files
             return True
 
+    def again(self, step: int, files: Collection[str]) -> None:
+        """A step is pushed that does not wait here: one that stays for good, and failed before."""
+        with self._lock:
+            self._current, self._files = step, files
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a step waits for its turn."""
+        with self._lock:
+            return bool(self._waiting)
+
     def end(self) -> None:
         """The push has ended, well or not."""
         with self._lock:

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 from hubshard.errors import NotFoundError
 from hubshard.events import Operation
 from hubshard.resume.saves import at_exit
-from hubshard.resume.saves.background import Background
+from hubshard.resume.saves.background import Background, named
 from hubshard.resume.saves.disk_line import BranchLine, DiskLine
 from hubshard.resume.saves.failures import merged
 from hubshard.resume.saves.hub_branch import HubBranch
 from hubshard.resume.saves.local_steps import LocalSteps
+from hubshard.resume.saves.owed import OwedSteps
 from hubshard.resume.saves.push_queue import PushQueue
 from hubshard.resume.saves.saving import Written, push_step, write_step
 from hubshard.resume.saves.sending import OutOfTimeError, check_time
 from hubshard.steps.retention import Retention
 from hubshard.steps.save_cost import SaveCost
 from hubshard.steps.step import Step, step_folder
-from hubshard.steps.step_json import encode_step
 
 if TYPE_CHECKING:
     from hubshard.resume.saves.snapshot import Snapshot
@@ -34,6 +34,7 @@ __all__ = ["Saver"]
 
 _LOG = logging.getLogger("hubshard")
 _PARTING_SECONDS = 3.0
+_NOT_SENT = "step {} is on the disk, but did not reach the Hub"
 
 
 class Saver:
@@ -76,7 +77,7 @@ class Saver:
         self._writing = Background("hubshard-write", self._failed_writes.append)
         self._pushing = Background("hubshard-push", self._failed_pushes.append)
         self._queue = PushQueue(retention)
-        self._owed: list[Written] = []  # pushes that failed of steps that stay; of the thread that pushes
+        self._owed = OwedSteps(local, self._queue, push_team)
         self._is_over = threading.Event()
         if hub is not None:
             hub.sleep = self._rest
@@ -97,7 +98,7 @@ class Saver:
     @property
     def unsent(self) -> list[int]:
         """Steps on the disk that wait for the Hub, or are on their way to it."""
-        return sorted(self._queue.needed())
+        return sorted({*self._queue.needed(), *self._owed.numbers})
 
     def wait_for_disk(self, timeout_seconds: float | None = None) -> bool:
         """Wait until the last snapshot is on the disk, or has failed; False where that took too long."""
@@ -197,27 +198,32 @@ class Saver:
         return sorted(number for number in there if number > step), None if self._hub is None else self._hub.line
 
     def _remove_after(self, step: int, rollbacks: tuple[str, ...] | None) -> None:
-        self._owed = [written for written in self._owed if written.number <= step]
+        self._owed.drop_after(step)
         if self._is_first_of_disk:
             self._local.remove_all([number for number in self._local.numbers() if number > step])
             if self._hub is not None and rollbacks is not None:
                 self.line.follow(self._hub.where, rollbacks, step)
 
-    def push_restored(self, step: Step, op: Operation) -> None:
-        """Begin to push a step that the disks have, and the Hub has not; called by all ranks.
+    def push_restored(self, step: Step, op: Operation, *, is_on_hub: bool) -> None:
+        """Begin to push what the disks have, and the Hub has not; called by all ranks.
 
-        Each takes the files that it wrote, or that one of more ranks did which are no more. Where one cannot, nothing
-        is pushed: the next save will be.
+        That is the step that was restored, then those before it that stay for good. A step of which a rank has not its
+        files is not pushed: the next save will be.
+
+        Args:
+            step: that was restored.
+            op: tells of it.
+            is_on_hub: whether the branch has the step.
         """
-        present = self._local.present(step)
-        mine = [
-            file for file in step.files if int(file.name.split("-")[1]) % self._push_team.size == self._push_team.rank
-        ]
-        if self._hub is None or self._push_team.any_of([any(file.name not in present for file in mine)])[0]:
+        hub = self._hub
+        if hub is None:
             return
-        is_first = self._push_team.is_first
-        written = Written(step.step, mine, step if is_first else None, encode_step(step) if is_first else b"")
-        self._start_push(self._hub, written, op)
+        self._owed.go_on(hub, step)
+        written = None if is_on_hub else self._owed.as_written(step)
+        if written is not None:
+            self._start_push(hub, written, op)
+        elif self._owed.numbers:
+            self._pushing.start("what a run before has left was not sent", lambda: self._push_left(hub, op))
 
     def close(self, once_written: Callable[[], None]) -> None:
         """Let the threads end once all is done, without waiting for that: see `hubshard.resume.saves.settling`.
@@ -270,6 +276,8 @@ class Saver:
         if written.step is not None:
             cost = SaveCost(stalled, self.last_seconds - stalled, 0.0, written.step.nbytes)
             written = replace(written, cost=cost, since=now)
+            if self._hub is not None:
+                self._owed.saved(self._hub.where, written)
         if self._hub is None:
             op.end(step_folder(number))
         else:
@@ -277,35 +285,44 @@ class Saver:
 
     def _start_push(self, hub: HubBranch, written: Written, op: Operation) -> None:
         self._queue.add(written.number)
-        what = f"step {written.number} is on the disk, but did not reach the Hub"
-        self._pushing.start(what, lambda: self._push(hub, written, op))
+        self._pushing.start(_NOT_SENT.format(written.number), lambda: self._push(hub, written, op))
 
     def _push(self, hub: HubBranch, written: Written, op: Operation) -> None:
         team, number = self._push_team, written.number
         hub.get_ready()
         at_exit.watch(self)  # before the session of the client is closed, which has just been imported
         files = () if written.step is None else tuple(written.step.file_of)
-        if not team.first(lambda: self._queue.begin(number, files)):
+        is_due = self._queue.begin(number, files)
+        if not team.first(lambda: is_due):  # rank 0 decides; the others' turns come and go with its own
+            self._queue.end()
             op.tell("skipped", step_folder(number), detail="a newer save is sent instead")
             op.end()
             return
         try:
-            self._push_owed(hub, op)
             self._push_one(hub, written, op)
+            is_sent = True
         except OutOfTimeError as error:
+            is_sent = False
             _tell_unsent(op, number, error)
         except BaseException as error:
             if self._is_over.is_set():  # nobody waits for it any more, and other ranks may be gone
                 _tell_unsent(op, number, error)
                 return
-            if self._queue.stays(number):
-                self._owed.append(written)
+            self._owed.add(written)
             _tell_failure(op, number, error)
             raise
         finally:
             self._queue.end()
             self._remove_if_expired(number)
+        if is_sent:
+            self._push_owed(hub, op)
         op.end(step_folder(number))
+
+    def _push_left(self, hub: HubBranch, op: Operation) -> None:
+        hub.get_ready()
+        at_exit.watch(self)
+        self._push_owed(hub, op)
+        op.end()
 
     def _remove_if_expired(self, number: int) -> None:
         """Remove a step from the disk that newer saves have left there, since it was being read for its push."""
@@ -319,15 +336,16 @@ class Saver:
             self._local.drop(number)
 
     def _push_owed(self, hub: HubBranch, op: Operation) -> None:
-        owed, self._owed = self._owed, []
-        for position, written in enumerate(owed):
-            try:
-                self._push_one(hub, written, op)
-            except BaseException:
-                self._owed = owed[position:]
-                raise
+        def on_error(written: Written, error: BaseException) -> None:
+            if self._is_over.is_set():
+                _tell_unsent(op, written.number, error)
+            else:
+                _tell_failure(op, written.number, error)
+                self._failed_pushes.append(named(error, _NOT_SENT.format(written.number)))
 
-    def _push_one(self, hub: HubBranch, written: Written, op: Operation) -> None:
+        self._owed.push(lambda written: self._push_one(hub, written, op, is_late=True), on_error)
+
+    def _push_one(self, hub: HubBranch, written: Written, op: Operation, *, is_late: bool = False) -> None:
         rollbacks = push_step(
             written,
             local=self._local,
@@ -337,7 +355,9 @@ class Saver:
             broken=self.broken - {written.number},
             op=op,
             is_over=self._is_over,
+            is_late=is_late,
         )
+        self._owed.sent(hub.where, written.number)
         if self._is_first_of_disk:
             self.line.meet(hub.where, rollbacks)
 

@@ -157,8 +157,11 @@ def push_step(
     broken: Collection[int],
     op: Operation,
     is_over: Event,
+    is_late: bool = False,
 ) -> Collection[str]:
     """Make the files of a step durable on the Hub, then show it in one commit, which removes those past the retention.
+
+    A step that `is_late` may go behind newer ones of this run.
 
     Returns:
         The ids of the rollbacks of the branch.
@@ -182,7 +185,9 @@ def push_step(
             raise FormatError(f"step {written.number}: rank 0 does not know what it wrote")
         files = [item for of_rank in staged for item in of_rank]
         cost = written.cost and replace(written.cost, push_seconds=time.monotonic() - written.since)
-        revision = hub.commit(written.step, written.raw, files, cost=cost, retention=retention, broken=broken)
+        revision = hub.commit(
+            written.step, written.raw, files, cost=cost, retention=retention, broken=broken, is_late=is_late
+        )
         return revision.commit, hub.rollbacks or ()
 
     revision, rollbacks = team.join(stage, commit)

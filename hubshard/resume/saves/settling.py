@@ -55,8 +55,8 @@ def give_up(saver: Saver) -> None:
     saver.give_up_pushing()
     if not saver.wait_for_hub(_PARTING_SECONDS):
         _LOG.warning(
-            "%s on the disk, but may not be on the Hub, which has not answered in time: the next start sends what it "
-            "lacks",
+            "%s on the disk, but may not be on the Hub, which has not answered in time: the next start sends the "
+            "newest, and those that stay for good",
             _named(saver),
         )
 
