@@ -21,6 +21,7 @@ An operation begins with "start" and ends with "end", or with "error" where it f
 | removed | the folder of a step | its size: the branch shows it no more | |
 | squash | a branch: its history is dropped | | the new commit |
 | freed | a file that no revision names any more | its size: it is deleted for good | |
+| committing | the branch | bytes that it is to show anew: its commit is asked for, and may be made from now on | |
 | commit | the branch, or the folder that shows the files | bytes that it shows anew | the new commit |
 | tag | the tag | | the commit |
 | error | the repo or target | | the type of the error, and what it says |

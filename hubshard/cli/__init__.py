@@ -7,6 +7,7 @@ Verbs import what they run inside their functions, so that help and errors of us
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 from contextlib import suppress
@@ -19,6 +20,9 @@ def main() -> None:
     """Run the command line; never returns."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as for what a script has started in the background
         signal.signal(signal.SIGINT, _leave)
+    # when all is said and done, Python gives the signal back to the system, which would end the process with a status
+    # that says that nothing was done
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     from hubshard.cli.app import main as run
 
     run()

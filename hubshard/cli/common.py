@@ -27,6 +27,7 @@ __all__ = [
     "Json",
     "MaxRetries",
     "MinRate",
+    "Note",
     "Quiet",
     "RepoType",
     "Revision",
@@ -117,12 +118,26 @@ def limits_of(max_retries: int | None, stall_seconds: float | None, min_rate: st
     return Limits(max_retries, stall_seconds, None if min_rate is None else parse_size(min_rate))
 
 
-def give_up(error: LimitError, note: str) -> NoReturn:
+class Note:
+    """What is left of a verb that ends early, and what to do, as it stands now; `str` of it is the sentence."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def becomes(self, text: str) -> None:
+        """The verb has come to where this is true instead."""
+        self._text = text
+
+
+def give_up(error: LimitError, note: str | Note) -> NoReturn:
     """End the process with exit status 3 and one line, whatever hangs in its threads."""
     _leave(f"Error: gave up: {error}: {note}", 3)
 
 
-def interruptible(note: str, *, at_once: bool = False) -> Callable[[Callable[P, None]], Callable[P, None]]:
+def interruptible(note: str | Note, *, at_once: bool = False) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Ctrl-C ends the verb with exit status 130 and one line.
 
     Args:
@@ -172,7 +187,7 @@ def showing(done: str) -> Iterator[None]:
         ) from error
 
 
-def _leave_at_once(note: str, *_: object) -> NoReturn:
+def _leave_at_once(note: str | Note, *_: object) -> NoReturn:
     _leave(f"Interrupted: {note}", 130)
 
 

@@ -25,7 +25,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from hubshard.cli.common import echo_json, give_up
+from hubshard.cli.common import Note, echo_json, give_up
 from hubshard.cli.log_lines import LogLines, is_wanted
 from hubshard.cli.tables import print_table
 from hubshard.errors import StoreError
@@ -38,12 +38,14 @@ __all__ = ["print_fetched", "print_totals", "reporting", "totals_of", "totals_re
 
 _MOVED = {"sent", "received", "skipped", "deduplicated"}
 _LONG_SECONDS = 60.0  # of a pause: whoever looks later wants to know when it ends
-_UNSAID = {"read", "hashed", "end", "error"}
+_UNSAID = {"read", "hashed", "committing", "end", "error"}
 _SAID = frozenset({"warning", "retry", "note"})  # also where there is no bar
 
 
 @contextmanager
-def reporting(*, quiet: bool, events: Path | None, limits: Limits | None = None, note: str = "") -> Iterator[OnEvent]:
+def reporting(
+    *, quiet: bool, events: Path | None, limits: Limits | None = None, note: str | Note = ""
+) -> Iterator[OnEvent]:
     """An `OnEvent` that draws on stderr, when that is a terminal, and appends JSON lines to `events`.
 
     Warnings and retries are said in any case, one line each, notes unless it is quiet. In a job of GitHub Actions a

@@ -35,7 +35,9 @@ from hubshard.cli.publishing import (
     Streams,
     Tag,
     Title,
+    following,
     show_published,
+    to_go_on,
 )
 from hubshard.sizes import format_size
 
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["promote"]
 
-_NOTE = "readers see nothing of it; run the same command again, it goes on from the finished shards."
+_NOTE = to_go_on()
 
 
 @interruptible(_NOTE, at_once=True)
@@ -112,7 +114,7 @@ def promote(
     limits = limits_of(max_retries, stall_seconds, min_rate)
     with (
         reporting(quiet=quiet, events=events, limits=limits, note=_NOTE) as then,
-        totals_of(then) as (on_event, totals),
+        totals_of(following(_NOTE, then)) as (on_event, totals),
     ):
         promoted = run(
             repo,

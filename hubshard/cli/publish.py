@@ -38,7 +38,9 @@ from hubshard.cli.publishing import (
     Streams,
     Tag,
     Title,
+    following,
     show_published,
+    to_go_on,
 )
 from hubshard.messages import counted
 from hubshard.sizes import format_size
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["publish"]
 
 
-_NOTE = "readers see nothing of this publish; run the same command again, it goes on from the finished shards."
+_NOTE = to_go_on()
 
 
 @interruptible(_NOTE, at_once=True)
@@ -108,6 +110,7 @@ def publish(
     from hubshard.publish import push_to_hub
 
     if abandon:
+        _NOTE.becomes("run it again for what is left to drop.")
         _abandon(source, repo, revision=revision, token=token, as_json=as_json)
         return
     if repo is None:
@@ -115,7 +118,7 @@ def publish(
     limits = limits_of(max_retries, stall_seconds, min_rate)
     with (
         reporting(quiet=quiet, events=events, limits=limits, note=_NOTE) as then,
-        totals_of(then) as (on_event, totals),
+        totals_of(following(_NOTE, then)) as (on_event, totals),
     ):
         published = push_to_hub(
             source,

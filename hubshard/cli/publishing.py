@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hubshard.cli.common import echo_json, showing
+from hubshard.cli.common import Note, echo_json, showing
 from hubshard.messages import counted
 from hubshard.sizes import format_size
 
 if TYPE_CHECKING:
-    from hubshard.events import Totals
+    from hubshard.events import Event, OnEvent, Totals
     from hubshard.publish import Published
 
 __all__ = [
@@ -30,8 +30,21 @@ __all__ = [
     "Streams",
     "Tag",
     "Title",
+    "following",
     "show_published",
+    "to_go_on",
 ]
+
+
+_BEFORE = "readers see nothing of this publish; run the same command again, it goes on from the finished shards."
+_COMMITTING = (
+    "its commit was under way: either it shows all of this publish, or nothing has changed; "
+    "run the same command again, which finds out."
+)
+_COMMITTED = (
+    "the commit {} shows all of this publish; run the same command again for what may be missing, its check or tag."
+)
+_DONE = "all of it was done."
 
 
 class Staging(str, Enum):
@@ -78,6 +91,27 @@ PlanOnly = Annotated[
     bool,
     typer.Option("--dry-run", help="Print the shard plan, after the checks that precede a publish; write nothing."),
 ]
+
+
+def to_go_on() -> Note:
+    """What is left of a publish that ends before anything is shown of it."""
+    return Note(_BEFORE)
+
+
+def following(note: Note, then: OnEvent) -> OnEvent:
+    """An `OnEvent` that passes everything on, and has the note say how far the publish is."""
+    note.becomes(_BEFORE)
+
+    def on_event(event: Event) -> None:
+        if event.kind == "committing":
+            note.becomes(_COMMITTING)
+        elif event.kind == "commit":
+            note.becomes(_COMMITTED.format(event.detail))
+        elif event.kind == "end":
+            note.becomes(_DONE)
+        then(event)
+
+    return on_event
 
 
 def show_published(

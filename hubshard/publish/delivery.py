@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from hubshard.errors import ConflictError, FormatError, HubshardError, StoreError
+from hubshard.errors import ConflictError, FormatError, HubshardError, NotFoundError, StoreError
 from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.messages import counted
 from hubshard.plan import ShardPlan
@@ -243,9 +243,10 @@ def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | 
         if to.tag:
             final.tag(to.tag, commit, title, move=to.move_tag)
     except HubshardError as error:
-        upload.tell_what_is_left()
-        if is_new and commit is None:
-            tell_of_new_repo(error, store)
+        if not _is_gone(store, error):
+            upload.tell_what_is_left()
+            if is_new and not final.may_be_shown:
+                tell_of_new_repo(error, store)
         raise
     upload.close()
     totals = work.op.end(commit.commit)
@@ -265,6 +266,13 @@ def _deliver(to: Delivery, outgoing: Outgoing, work: Work, together: Together | 
         deleted=change.remove,
     )
     return done if together is None else together.published(done)
+
+
+def _is_gone(store: HubStore, error: HubshardError) -> bool:
+    """Whether the repo was deleted meanwhile, with all that was in it."""
+    with suppress(HubshardError):
+        return isinstance(error, NotFoundError) and not store.repo_exists()
+    return False
 
 
 def _rehearse(to: Delivery, outgoing: Outgoing, work: Work) -> None:

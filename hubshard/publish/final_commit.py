@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hubshard.errors import ConflictError, HubshardError, IntegrityError
+from hubshard.errors import ConflictError, HubshardError, IntegrityError, StoreError
 from hubshard.events import Operation
 from hubshard.protocols import Entry, Revision, Staged
 from hubshard.publish.destination import Destination
@@ -45,9 +45,13 @@ class FinalCommit:
         to: where it goes.
         outgoing: all that is to be published.
         op: is told.
+
+    Attributes:
+        may_be_shown: the commit was asked for: if no answer has come, it may be made all the same.
     """
 
     def __init__(self, to: Destination, outgoing: Outgoing, op: Operation) -> None:
+        self.may_be_shown = False
         self._to = to
         self._outgoing = outgoing
         self._op = op
@@ -129,6 +133,9 @@ class FinalCommit:
 
     def _commit_once(self, head: Revision, change: Change, title: str) -> Revision:
         self._ensure_branch(head)
+        nbytes = sum(staged.nbytes for staged in change.add)
+        self.may_be_shown = True
+        self._op.tell("committing", self._to.revision, nbytes)
         commit = self._to.store.commit(
             head.branch if self._to.create_pr else self._to.revision,
             parent=Revision(self._to.revision, head.commit),
@@ -138,7 +145,7 @@ class FinalCommit:
             publish_id=f"{self._to.key}-{uuid.uuid4().hex}",
             create_pr=self._to.create_pr,
         )
-        self._op.tell("commit", commit.branch, sum(staged.nbytes for staged in change.add), detail=commit.commit)
+        self._op.tell("commit", commit.branch, nbytes, detail=commit.commit)
         return commit
 
     def _ensure_branch(self, head: Revision) -> bool:
@@ -186,9 +193,19 @@ class FinalCommit:
             check_one_meaning(name, self._to.store.branches())
             self._to.store.tag(name, at, message, move=move)
         except HubshardError as error:
-            error.add_hint(f"commit {at.commit} shows all of it; it only lacks the tag")
-            raise
+            is_there = self._is_tagged(name, at) if isinstance(error, StoreError) and error.retryable else False
+            if not is_there:
+                lacks = "it only lacks the tag" if is_there is not None else "whether it has the tag cannot be said"
+                error.add_hint(f"commit {at.commit} shows all of it; {lacks}")
+                raise
         self._op.tell("tag", name, detail=at.commit)
+
+    def _is_tagged(self, name: str, at: Revision) -> bool | None:
+        """Whether a tag is there whose making may have been answered in vain; None where that cannot be said."""
+        try:
+            return self._to.store.tags().get(name) == at.commit
+        except HubshardError:
+            return None
 
     def verify(self, at: Revision, staged: Iterable[Staged], change: Change) -> None:
         """Check that the Hub shows what was sent, size and hash, and no removed file.

@@ -172,6 +172,17 @@ def test_ctrl_c_while_modules_are_loaded_is_one_line_and_is_ignored_where_whoeve
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, __version__, "")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C cannot be sent to one process there")
+def test_ctrl_c_when_all_is_done_is_one_line_and_at_the_very_end_changes_nothing() -> None:
+    press = "import os, signal, sys\nclass Press:\n    def __del__(self, kill=os.kill, pid=os.getpid()): kill(pid, 2)\n"
+    last = f"{press}press = Press()\nfrom hubshard.cli import main\nmain()"
+    done = _hubshard("--version", code=last)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, __version__, "")
+    after = "import os\nfrom hubshard.cli import main\ntry: main()\nfinally: os.kill(os.getpid(), 2)"
+    done = _hubshard("--version", code=after)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (130, __version__, "\nInterrupted\n")
+
+
 def test_gc_of_a_directory_that_holds_no_hub_is_an_error_and_makes_none(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name in ("nothing", "folder"):
