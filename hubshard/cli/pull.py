@@ -52,6 +52,10 @@ def pull(
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Pattern of files to leave; may be given again.")
     ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace and remove in DIR also what is yours: by default that is refused."),
+    ] = False,
     max_retries: MaxRetries = None,
     stall_seconds: StallSeconds = None,
     min_rate: MinRate = None,
@@ -80,6 +84,7 @@ def pull(
             include=include,
             exclude=exclude,
             cache_dir=cache_dir,
+            overwrite=overwrite,
             token=token,
             on_event=on_event,
         )

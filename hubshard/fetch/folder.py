@@ -6,7 +6,10 @@ pipeline's components), old and new, leaves the directory; small files and weigh
 indexes and single files, and the list. So a run killed in between leaves a directory that no loader takes for whole,
 and the next run fetches nothing of it again. Last go the weights of an older pull that the revision no longer has:
 those of the same stem and variant, in a folder that was pulled, that a pull had put there; and where the whole revision
-is pulled, in any folder, what earlier revisions of the repo had brought, if nobody has changed it. Other files stay.
+is pulled, in any folder, what earlier revisions of the repo had brought. Other files stay.
+
+Nothing is replaced or removed that no pull has put there, or that somebody has changed since, unless it is to be
+overwritten: the pull is refused before it writes, and once more before it exchanges files.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from itertools import repeat
 from pathlib import Path, PurePosixPath
 
 from hubshard.digests import content_id, matches
@@ -24,6 +29,7 @@ from hubshard.events import Event, OnEvent
 from hubshard.fetch.layout import LOCK, Recalled
 from hubshard.fetch.on_disk import check_own_folder
 from hubshard.fetch.parts import Part, clean_parts, name_of
+from hubshard.fetch.placed import State, in_the_way, state_of, unchanged_among
 from hubshard.names import MODEL_STEM, is_weight_file, parse_weight_name
 from hubshard.protocols import Entry, Revision
 from hubshard.sources.selection import Selection, holds_weights, is_entry_point
@@ -42,7 +48,9 @@ class FolderLayout:
         root: the directory.
     """
 
-    def __init__(self, root: Path, repo_id: str, *, variant: str | None, on_event: OnEvent) -> None:
+    def __init__(
+        self, root: Path, repo_id: str, *, variant: str | None, on_event: OnEvent, overwrite: bool = False
+    ) -> None:
         """Look at the directory; nothing is written.
 
         Args:
@@ -50,6 +58,7 @@ class FolderLayout:
             repo_id: what is pulled.
             variant: the variant whose old weights go.
             on_event: told of what stays, and what is replaced.
+            overwrite: whether to replace and remove also what is somebody's.
 
         Raises:
             FormatError: the folder of our own is none, or leads out of the directory.
@@ -58,7 +67,10 @@ class FolderLayout:
         self._repo_id = repo_id
         self._variant = variant
         self._on_event = on_event
+        self._overwrite = overwrite
         self._stale: Sequence[str] = ()
+        self._instead: Sequence[str] = ()
+        self._states: Mapping[str, State] = {}
         aside = (self._record_path.name, LOCK)
         check_own_folder(root, self.private, folders=("parts", "kept"), files=aside)
 
@@ -69,7 +81,7 @@ class FolderLayout:
 
     def recall(self, revision: str) -> Recalled | None:
         """The revision that was pulled last, if it is this one."""
-        record = read_record(self._record_path)
+        record = read_record(self._record_path)  # without the lock
         if record is None or record.repo_id != self._repo_id or not record.at.commit:
             return None
         if revision not in {record.at.branch, record.at.commit}:
@@ -77,11 +89,10 @@ class FolderLayout:
         return Recalled(Revision(revision, record.at.commit), record.listing, self.root)
 
     def begin(self, at: Revision, selection: Selection, listing: Sequence[Entry]) -> None:  # noqa: ARG002  # the layout of the cache needs it
-        """Check that every file has a place, and that what is not ours will not be loaded instead.
+        """Check that every file has a place.
 
         Raises:
-            FormatError: a path leads out of the directory through a link, or into our own folder; or a file that no
-                pull has put there would be loaded instead of what is pulled.
+            FormatError: a path leads out of the directory through a link, or into our own folder.
         """
         real = self.root.resolve()
         for entry in selection.files:
@@ -97,13 +108,30 @@ class FolderLayout:
         self._stale, others = self._find_stale(selection, listing)
         if selection.is_whole:
             self._stale = [*self._stale, *self._find_dropped(listing, {*self._stale, *others})]
+        self._instead = [name for name in others if is_entry_point(name)]
         for name in others:
-            if is_entry_point(name):
-                raise FormatError(
-                    f"{self.root / name} was not put there by a pull, and may be loaded instead of what is pulled",
-                    hint="move it away, or pull into an empty directory",
-                )
-            self._on_event(Event("pull", "warning", name, 0, "weights that no pull has put there: left as they are"))
+            if not is_entry_point(name):
+                what = "weights that no pull has put there, or that were changed since: left as they are"
+                self._on_event(Event("pull", "warning", name, 0, what))
+
+    def protect(self, selection: Selection, content: Mapping[str, Path]) -> None:
+        """See that nothing is lost that is somebody's, unless it is to be overwritten.
+
+        Raises:
+            FormatError: something would be; names all of it.
+        """
+        coming = [entry.path for entry in selection.files if content.get(entry.path) != self.root / entry.path]
+        there = [path for path in coming if os.path.lexists(self.root / path)]
+        ours = unchanged_among(there, self.root, self._record, on_event=self._on_event)
+        theirs = [path for path in there if path not in ours]
+        if self._overwrite:
+            for path, what in (*zip(theirs, repeat("replaced")), *zip(self._instead, repeat("removed"))):
+                told = f"not put there by a pull, or changed since: {what}"
+                self._on_event(Event("pull", "warning", path, 0, told))
+            self._stale = [*self._stale, *self._instead]
+        elif theirs or self._instead:
+            raise in_the_way(self.root, theirs, self._instead)
+        self._states = {path: state_of(self.root / path) for path in (*coming, *self._stale)}
 
     def candidates(self, at: Revision, entry: Entry) -> Sequence[Path]:  # noqa: ARG002  # the layout of the cache needs it
         """Its place, or where a run that was killed had put it."""
@@ -125,24 +153,34 @@ class FolderLayout:
                 file.unlink()
 
     def show(self, at: Revision, selection: Selection, listing: Sequence[Entry], content: Mapping[str, Path]) -> Path:
-        """Swap the files."""
+        """Swap the files.
+
+        Raises:
+            FormatError: what was to be replaced or removed was changed while files were fetched.
+        """
         moves = {entry.path for entry in selection.files if content[entry.path] != self.root / entry.path}
-        placed = self._placed() | {entry.path for entry in selection.files}
-        earlier = self._earlier()
+        self._check_states({*moves, *self._stale})
+        taken = {entry.path for entry in selection.files}
+        placed = (self._record.placed if self._record is not None else frozenset()) | taken
+        own, foreign = self._earlier()
         if moves or self._stale:
-            self._warn_of_edits(moves, at)
-            either = tuple(dict.fromkeys((*earlier, *selection.files)))  # until all are in their places
-            record = Record(self._repo_id, Revision(at.branch, ""), (), placed, either)
+            either = tuple(dict.fromkeys((*own, *selection.files)))  # until all are in their places
+            record = Record(self._repo_id, Revision(at.branch, ""), (), placed, either, foreign)
             write_record(self._record_path, record, private=self.private)
             self._swap(selection, moves, dict(content))
         placed -= {*self._stale}
-        paths = {entry.path for entry in listing}
-        left = tuple(entry for entry in earlier if entry.path in placed and entry.path not in paths)
-        record = Record(self._repo_id, at, tuple(listing), placed, left)
-        write_record(self._record_path, record, private=self.private)
+        known = {*listing}
+        unlike = {entry.path for entry in (*own, *foreign) if entry not in known} & placed - taken
+        left = (tuple(entry for entry in some if entry.path in unlike) for some in (own, foreign))
+        write_record(self._record_path, Record(self._repo_id, at, tuple(listing), placed, *left), private=self.private)
         for aside in ("parts", "kept"):
             shutil.rmtree(self.private / aside, ignore_errors=True)
         return self.root
+
+    def _check_states(self, paths: Collection[str]) -> None:
+        changed = [path for path in sorted(paths) if state_of(self.root / path) != self._states.get(path)]
+        if changed and not self._overwrite:
+            raise in_the_way(self.root, changed, ())
 
     def _swap(self, selection: Selection, moves: Collection[str], content: dict[str, Path]) -> None:
         """Take away what looks whole, put the files in their places, then take away old weights."""
@@ -188,22 +226,20 @@ class FolderLayout:
         """Old weight files in the folders that get weights: those of earlier pulls, and those of others."""
         by_path = {entry.path: entry for entry in listing}
         taken = {entry.path for entry in selection.files}
-        placed = self._placed()
-        ours: list[str] = []
-        others: list[str] = []
+        found: list[str] = []
         for folder, kinds in sorted(self._kinds(taken).items()):
             for name in self._weight_files_in(folder, kinds):
                 path = (folder / name).as_posix()
-                if path in taken or (path in by_path and matches(self.root / path, by_path[path])):
-                    continue
-                (ours if path in placed or self._is_of_huggingface_hub(path) else others).append(path)
-        return ours, others
+                if path not in taken and not (path in by_path and matches(self.root / path, by_path[path])):
+                    found.append(path)
+        ours = unchanged_among(found, self.root, self._record, on_event=self._on_event)
+        return [path for path in found if path in ours], [path for path in found if path not in ours]
 
     def _find_dropped(self, listing: Sequence[Entry], known: Collection[str]) -> Sequence[str]:
         """What a loader would take for a model of an earlier revision, as that had brought it."""
         paths = {*known, *(entry.path for entry in listing)}
         versions: dict[str, list[Entry]] = {}
-        for entry in self._earlier():
+        for entry in self._earlier()[0]:
             if entry.path not in paths and (holds_weights(entry.path) or is_entry_point(entry.path)):
                 versions.setdefault(entry.path, []).append(entry)
         found: list[str] = []
@@ -236,28 +272,19 @@ class FolderLayout:
             name for name in names if any(is_weight_file(name, stem=stem, variant=variant) for stem, variant in kinds)
         ]
 
-    def _is_of_huggingface_hub(self, path: str) -> bool:
-        # it notes what it has downloaded into a directory
-        note = PurePosixPath(*_RESERVED, "download", f"{path}.metadata")
-        return (self.root / note).is_file() and self._is_inside(note.as_posix())
+    def _earlier(self) -> tuple[Sequence[Entry], tuple[Entry, ...]]:
+        """What pulls have put there, of this repo and of others."""
+        record = self._record
+        if record is None:
+            return (), ()
+        if record.repo_id != self._repo_id:
+            return (), (*record.foreign, *record.own())
+        return record.own(), record.foreign
 
-    def _warn_of_edits(self, moves: Collection[str], at: Revision) -> None:
-        record = read_record(self._record_path)
-        for path in sorted(moves):
-            known = record is not None and path in record.placed and record.at.commit != at.commit
-            if not known and (self.root / path).exists():
-                self._on_event(Event("pull", "warning", path, 0, "its content was not that of the revision: replaced"))
-
-    def _placed(self) -> frozenset[str]:
-        record = read_record(self._record_path)
-        return record.placed if record is not None else frozenset()
-
-    def _earlier(self) -> Sequence[Entry]:
-        """What pulls of this repo have put there, as the record tells: before a swap is over, in two versions."""
-        record = read_record(self._record_path)
-        if record is None or record.repo_id != self._repo_id:
-            return ()
-        return [entry for entry in (*record.earlier, *record.listing) if entry.path in record.placed]
+    @cached_property
+    def _record(self) -> Record | None:
+        """As it was when this pull held the lock first."""
+        return read_record(self._record_path)
 
     @property
     def _record_path(self) -> Path:

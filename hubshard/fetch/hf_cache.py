@@ -90,6 +90,9 @@ class CacheLayout:
         """Its blob, or, where links are not possible, the file in the snapshot."""
         return self._blob(entry), self._snapshot(at.commit) / entry.path
 
+    def protect(self, selection: Selection, content: Mapping[str, Path]) -> None:
+        """Nothing here is anybody's: the cache is for what can be fetched again."""
+
     def clean(self, known: Collection[str], there: Collection[str]) -> None:
         """Delete what runs that were killed have left: all but parts of this revision that are not whole yet."""
         clean_parts(self.private / "parts", keep={*known} - {*there})

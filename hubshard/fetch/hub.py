@@ -32,6 +32,7 @@ def pull(
     exclude: str | Sequence[str] | None = None,
     variant: str | None = None,
     cache_dir: str | Path | None = None,
+    overwrite: bool = False,
     token: Token = None,
     endpoint: str | None = None,
     workers: int = 8,
@@ -44,7 +45,8 @@ def pull(
     Of each folder of the revision, so of each component of a pipeline of diffusers, it takes the safetensors checkpoint
     (the single file, or what the index names) and all files that hold no weights. Every file is checked against the
     hash that the Hub promises (sha256, or git's blob id for small files) while it arrives; what is there already is
-    checked too, and fetched again if it was edited. A run that is killed loses at most `workers` pieces of 8 MiB; the
+    checked too. A cache gets fetched again what was edited there; a directory is refused, unless `overwrite` is set:
+    nothing of yours is lost. A run that is killed loses at most `workers` pieces of 8 MiB; the
     next one, also on another machine that shares the target, goes on. Readers see the revision whole or not at all.
     Without a network, what an earlier pull completed is used.
 
@@ -57,6 +59,8 @@ def pull(
         exclude: patterns of files that are not taken.
         variant: as in `model.fp16.safetensors`; a folder without it gives its plain weights, if another folder has it.
         cache_dir: the cache; None for that of `HF_HOME` and `HF_HUB_CACHE`.
+        overwrite: replace and remove in `local_dir` also what no pull, nor `hf download`, has put there, or what was
+            changed since; else that is refused.
         token: a token; None for the one that huggingface_hub knows; or a function that is asked before each request.
         endpoint: of the Hub; None for `HF_ENDPOINT`.
         workers: threads. Memory is at most two pieces of 8 MiB each.
@@ -72,8 +76,8 @@ def pull(
         IncompleteError: the revision lacks files that its index names, or there is no network and the target is not
             complete.
         UnsafeFormatError: its only weights are pickles, and `include` does not name them.
-        FormatError: arguments that make no sense, paths that no disk can hold safely, or files in `local_dir` that
-            would be loaded instead of what is pulled.
+        FormatError: arguments that make no sense, paths that no disk can hold safely, a file called safetensors that is
+            none; or files in `local_dir` that are yours, and would be lost, or loaded instead of what is pulled.
         IntegrityError: content other than promised, also when fetched again.
         StoreError: the Hub refused or failed, or the disk is too small; says by how much.
     """
@@ -94,7 +98,7 @@ def pull(
             is_offline=constants.HF_HUB_OFFLINE,
             on_event=op,
         )
-        layout = _layout(repo_id, local_dir, cache_dir, variant, op)
+        layout = _layout(repo_id, local_dir, cache_dir, variant, op, overwrite=overwrite)
         patience = Patience(max_retries, stall_seconds, op.retry)
         shown = pull_from(HubStore(repo_id, token=token, endpoint=endpoint, patience=patience), layout, request)
         op.end(str(shown))
@@ -102,14 +106,23 @@ def pull(
 
 
 def _layout(
-    repo_id: str, local_dir: str | Path | None, cache_dir: str | Path | None, variant: str | None, on_event: OnEvent
+    repo_id: str,
+    local_dir: str | Path | None,
+    cache_dir: str | Path | None,
+    variant: str | None,
+    on_event: OnEvent,
+    *,
+    overwrite: bool,
 ) -> Layout:
     if local_dir is not None:
         if not os.fspath(local_dir):
             raise FormatError("local_dir is empty", hint="name a directory, or leave it out for the cache")
         if cache_dir is not None:
             raise FormatError("local_dir and cache_dir: only one of them can be the target")
-        return FolderLayout(Path(local_dir).expanduser(), repo_id, variant=variant, on_event=on_event)
+        folder = Path(local_dir).expanduser()
+        return FolderLayout(folder, repo_id, variant=variant, on_event=on_event, overwrite=overwrite)
+    if overwrite:
+        raise FormatError("overwrite is for a local_dir", hint="leave it out: the cache holds nothing of yours")
     folder = Path(cache_dir if cache_dir is not None else constants.HF_HUB_CACHE).expanduser().resolve()
     return CacheLayout(folder, repo_id, symlinks=not constants.HF_HUB_DISABLE_SYMLINKS)
 

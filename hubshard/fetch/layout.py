@@ -55,6 +55,17 @@ class Layout(Protocol):
     def candidates(self, at: Revision, entry: Entry) -> Sequence[Path]:
         """Where the content of a file may lie already."""
 
+    def protect(self, selection: Selection, content: Mapping[str, Path]) -> None:
+        """See that nothing is lost which is not a pull's.
+
+        Args:
+            selection: the files.
+            content: where the content of those is that are there, by path.
+
+        Raises:
+            FormatError: something would be.
+        """
+
     def clean(self, known: Collection[str], there: Collection[str]) -> None:
         """Delete what runs that were killed have left and none can use.
 

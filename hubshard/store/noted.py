@@ -8,6 +8,7 @@ sha256 of a large file, and git's blob id of a small one.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from pathlib import Path
 from hubshard.protocols import Entry
 from hubshard.store.pull_record import Record, read_record
 
-__all__ = ["noted_entries"]
+__all__ = ["downloaded", "noted_entries"]
 
 _CONTENT_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?\Z")
 _RESERVED = Path(".cache", "huggingface")
@@ -32,7 +33,7 @@ def noted_entries(root: Path, entries: Sequence[Entry]) -> Mapping[str, Entry]:
     pulled, when = _pulled(root)
     found = dict(pulled)
     for entry in entries:
-        noted, noted_when = _downloaded(root, entry)
+        noted, noted_when = downloaded(root, entry)
         if noted is not None and (entry.path not in pulled or noted_when > when):
             found[entry.path] = noted
     return found
@@ -54,15 +55,19 @@ def _pulled(root: Path) -> tuple[Mapping[str, Entry], float]:
 
 
 def _by_path(record: Record, *, only_placed: bool) -> dict[str, Entry]:
-    return {entry.path: entry for entry in record.listing if not only_placed or entry.path in record.placed}
+    if only_placed:
+        return {path: entries[-1] for path, entries in record.versions().items()}
+    return {entry.path: entry for entry in record.listing}
 
 
-def _downloaded(root: Path, entry: Entry) -> tuple[Entry | None, float]:
-    """What huggingface_hub has noted of a file, and when."""
+def downloaded(root: Path, entry: Entry) -> tuple[Entry | None, float]:
+    """What huggingface_hub has noted of a file, and when; what lies behind a link is noted of another directory."""
     path, note = root / entry.path, root / _RESERVED / "download" / f"{entry.path}.metadata"
     name, when = "", 0.0
+    is_own = Path(os.path.realpath(note)) == Path(os.path.realpath(root)) / note.relative_to(root)
     with suppress(OSError, ValueError, IndexError):
-        name, when = note.read_text("utf-8").splitlines()[1].strip(), note.stat().st_mtime
+        text = note.read_text("utf-8") if is_own else ""
+        name, when = text.splitlines()[1].strip(), note.stat().st_mtime
     if not name and root.parent.name == "snapshots" and path.is_symlink():
         with suppress(OSError):
             name = path.readlink().name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,7 +28,9 @@ class Record:
         at: the revision; its commit is "" while a pull is showing its files.
         listing: all files of the revision, also those that were not taken.
         placed: paths that pulls have put there.
-        earlier: what pulls of other revisions of the repo have put there, and what the listing does not tell of.
+        earlier: what pulls of the repo have put there that is not as the listing says; while files are exchanged, what
+            was there and what is coming.
+        foreign: what pulls of other repos have put there.
     """
 
     repo_id: str
@@ -35,6 +38,20 @@ class Record:
     listing: tuple[Entry, ...]
     placed: frozenset[str]
     earlier: tuple[Entry, ...] = ()
+    foreign: tuple[Entry, ...] = ()
+
+    def own(self) -> tuple[Entry, ...]:
+        """What pulls of the repo have put there: usually one version of each path, the newest last."""
+        told = {entry.path for entry in (*self.earlier, *self.foreign)}
+        listed = (entry for entry in self.listing if entry.path in self.placed and entry.path not in told)
+        return (*(entry for entry in self.earlier if entry.path in self.placed), *listed)
+
+    def versions(self) -> Mapping[str, Sequence[Entry]]:
+        """What pulls have put there, by path."""
+        found: dict[str, list[Entry]] = {}
+        for entry in (*self.foreign, *self.own()):
+            found.setdefault(entry.path, []).append(entry)
+        return found
 
 
 def write_record(path: Path, record: Record, *, private: Path) -> None:
@@ -47,6 +64,7 @@ def write_record(path: Path, record: Record, *, private: Path) -> None:
         "listing": [asdict(entry) for entry in record.listing],
         "placed": sorted(record.placed),
         "earlier": [asdict(entry) for entry in record.earlier],
+        "foreign": [asdict(entry) for entry in record.foreign],
     }
     write_atomically(path, json.dumps(table).encode(), private=private)
 
@@ -63,6 +81,7 @@ def read_record(path: Path) -> Record | None:
             tuple(Entry(**entry) for entry in table["listing"]),
             frozenset(table["placed"]),
             tuple(Entry(**entry) for entry in table.get("earlier", ())),
+            tuple(Entry(**entry) for entry in table.get("foreign", ())),
         )
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None

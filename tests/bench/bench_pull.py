@@ -40,8 +40,10 @@ names = [f"model-{number:05d}-of-00004.safetensors" for number in range(1, 5)]
 index = {"metadata": {}, "weight_map": {f"t{number}": name for number, name in enumerate(names)}}
 (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 (folder / "config.json").write_text("{}")
+size = nbytes // 4 - 8 - 96
+head = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode().ljust(96)
 for name in names:
-    (folder / name).write_bytes(os.urandom(nbytes // 4))
+    (folder / name).write_bytes((96).to_bytes(8, "little") + head + os.urandom(size))
 HfApi().create_repo("org/model", exist_ok=True)
 HfApi().upload_folder(repo_id="org/model", folder_path=folder)
 """

@@ -206,8 +206,10 @@ def test_a_pull_that_is_killed_goes_on_where_it_was(hub: Hub, tmp_path: Path, xe
         names = [f"model-{n:05d}-of-00002.safetensors" for n in (1, 2)]
         (folder / "model.safetensors.index.json").write_text(
             json.dumps({"metadata": {}, "weight_map": {str(n): name for n, name in enumerate(names)}}))
+        size = int(sys.argv[2]) // 2 - 8 - 96
+        head = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode().ljust(96)
         for name in names:
-            (folder / name).write_bytes(os.urandom(int(sys.argv[2]) // 2))
+            (folder / name).write_bytes((96).to_bytes(8, "little") + head + os.urandom(size))
     """
     hub.client(make, made, str(nbytes))
     hub.client(UPLOAD, "org/model", made, xet=xet)

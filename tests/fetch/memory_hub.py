@@ -108,17 +108,27 @@ def noise(seed: int, nbytes: int) -> bytes:
     return random.Random(seed).randbytes(nbytes)
 
 
+def weights(seed: int, nbytes: int) -> bytes:
+    """A safetensors file of so many bytes, which differ from seed to seed."""
+    for header_nbytes in range(64, 200):
+        size = nbytes - 8 - header_nbytes
+        text = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+        if len(text) <= header_nbytes:
+            return header_nbytes.to_bytes(8, "little") + text.ljust(header_nbytes) + noise(seed, size)
+    raise AssertionError(nbytes)
+
+
 def sharded(seed: int, count: int, nbytes: int) -> dict[str, bytes]:
-    """The files of a model of `count` shards; no real safetensors, since a pull does not look into them."""
+    """The files of a model of `count` shards."""
     names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
     index = {"metadata": {"seed": seed}, "weight_map": {f"layer.{i}": name for i, name in enumerate(names)}}
-    shards = {name: noise(seed * 100 + i, nbytes + i) for i, name in enumerate(names)}
+    shards = {name: weights(seed * 100 + i, nbytes + i) for i, name in enumerate(names)}
     return shards | small(seed) | {"model.safetensors.index.json": json.dumps(index).encode()}
 
 
 def single(seed: int, nbytes: int) -> dict[str, bytes]:
     """The files of a model of one file."""
-    return {"model.safetensors": noise(seed, nbytes)} | small(seed)
+    return {"model.safetensors": weights(seed, nbytes)} | small(seed)
 
 
 def small(seed: int) -> dict[str, bytes]:
@@ -137,14 +147,14 @@ def pipeline(seed: int, *, unet: str) -> dict[str, bytes]:
     if unet == "sharded":
         names = [f"{stem}-{number:05d}-of-00002.safetensors" for number in (1, 2)]
         weight_map = {str(number): name.removeprefix("unet/") for number, name in enumerate(names)}
-        files = {name: noise(seed * 100 + number, 700 + number) for number, name in enumerate(names)}
+        files = {name: weights(seed * 100 + number, 700 + number) for number, name in enumerate(names)}
         files[f"{stem}.safetensors.index.json"] = json.dumps({"metadata": {}, "weight_map": weight_map}).encode()
     else:
-        files = {f"{stem}.safetensors": noise(seed * 100, 900)}
+        files = {f"{stem}.safetensors": weights(seed * 100, 900)}
     components = {name: ["diffusers", f"Class{seed}"] for name in ("unet", "vae")}
     return files | {
         "model_index.json": json.dumps({"_class_name": "Pipeline", **components}).encode(),
-        "vae/diffusion_pytorch_model.safetensors": noise(0, 500),
+        "vae/diffusion_pytorch_model.safetensors": weights(0, 500),
         "vae/config.json": b"{}",
         "unet/config.json": json.dumps({"seed": seed}).encode(),
         "scheduler/scheduler_config.json": json.dumps({"seed": seed}).encode(),

@@ -221,7 +221,7 @@ def test_a_disk_that_refuses_what_is_noted_at_the_end_is_told_by_name(
 def test_a_cache_that_cannot_be_made_is_told_by_name(memory: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     hub = memory.MemoryHub()
-    hub.put(memory.single(1, nbytes=10))
+    hub.put(memory.single(1, nbytes=100))
     with pytest.raises(StoreError, match=r"file.*cannot write") as caught:
         pull_from(hub, CacheLayout(tmp_path / "file/cache", "org/model"), memory.request())
     assert "HF_HOME" in str(caught.value.hint)
@@ -230,7 +230,7 @@ def test_a_cache_that_cannot_be_made_is_told_by_name(memory: ModuleType, tmp_pat
 def test_a_target_that_cannot_be_a_folder_is_told_by_name(memory: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     hub = memory.MemoryHub()
-    hub.put(memory.single(1, nbytes=10))
+    hub.put(memory.single(1, nbytes=100))
     layout = FolderLayout(tmp_path / "file", "org/model", variant=None, on_event=ignore)
     with pytest.raises(StoreError, match="file"):
         pull_from(hub, layout, memory.request())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import threading
@@ -69,7 +70,7 @@ def test_the_next_revision_replaces_what_differs_and_fetches_only_that(
     old = memory.sharded(1, count=3, nbytes=5000)
     hub.put(old)
     pull_from(hub, make_layout(), memory.request())
-    new = old | {"model-00002-of-00003.safetensors": memory.noise(7, 4000)}
+    new = old | {"model-00002-of-00003.safetensors": memory.weights(7, 4000)}
     hub.put(new)
     hub.nbytes_read = 0
     folder = pull_from(hub, make_layout(), memory.request())
@@ -77,17 +78,19 @@ def test_the_next_revision_replaces_what_differs_and_fetches_only_that(
     assert hub.nbytes_read == 4000 + len(new["model.safetensors.index.json"])
 
 
-def test_edits_of_files_that_are_there_are_found_by_their_hash_and_undone(
-    memory: ModuleType, make_layout: MakeLayout
+@pytest.mark.parametrize("symlinks", [True, False])
+def test_edits_of_files_in_the_cache_are_found_by_their_hash_and_undone(
+    memory: ModuleType, tmp_path: Path, *, symlinks: bool
 ) -> None:
     hub = memory.MemoryHub()
     files = memory.single(1, nbytes=5000)
     hub.put(files)
-    folder = pull_from(hub, make_layout(), memory.request())
+    folder = pull_from(hub, CacheLayout(tmp_path, "org/model", symlinks=symlinks), memory.request())
     (folder / "model.safetensors").write_bytes(bytes(5000))
     (folder / "config.json").write_bytes(bytes(len(files["config.json"])))
     (folder / "sub/tokenizer.json").unlink()
-    assert memory.held(pull_from(hub, make_layout(), memory.request())) == files
+    layout = CacheLayout(tmp_path, "org/model", symlinks=symlinks)
+    assert memory.held(pull_from(hub, layout, memory.request())) == files
 
 
 def test_a_pull_by_commit_gets_that_commit(memory: ModuleType, make_layout: MakeLayout) -> None:
@@ -346,7 +349,7 @@ def test_weights_of_somebody_else_that_would_be_loaded_instead_are_refused(
     assert memory.held(directory) == {name: b"mine"}
     note = directory / ".cache/huggingface/download" / f"{name}.metadata"
     note.parent.mkdir(parents=True)
-    note.write_text("put there by hf download")
+    note.write_text(f"{'0' * 40}\n{hashlib.sha256(b'mine').hexdigest()}\n1\n")  # as `hf download` does
     pull_from(hub, folder_layout(directory), memory.request())
     assert memory.held(directory) == files
 
@@ -409,7 +412,7 @@ def test_what_huggingface_hub_has_noted_of_another_directory_deletes_nothing(
     hub.put(memory.single(1, nbytes=500))
     note = tmp_path / "notes/model-00001-of-00001.safetensors.metadata"
     note.parent.mkdir()
-    note.write_text("put there by hf download")
+    note.write_text(f"{'0' * 40}\n{hashlib.sha256(b'mine').hexdigest()}\n1\n")
     (directory / ".cache/huggingface").mkdir(parents=True)
     (directory / ".cache/huggingface/download").symlink_to(note.parent)
     (directory / "model-00001-of-00001.safetensors").write_bytes(b"mine")

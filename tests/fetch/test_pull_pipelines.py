@@ -14,6 +14,8 @@ from hubshard.fetch.pulling import pull_from
 from hubshard.sources.selection import holds_weights, is_entry_point
 
 STEM = "diffusion_pytorch_model"
+ONE = b'\x39\0\0\0\0\0\0\0{"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}    '
+"""A safetensors file of one byte, but for that byte."""
 
 
 def into(directory: Path, variant: str | None = None) -> FolderLayout:
@@ -46,14 +48,20 @@ def test_adapters_and_other_variants_stay_in_the_folder_of_a_component(memory: M
 
 def test_an_adapter_repo_replaces_its_own_weights(memory: ModuleType, tmp_path: Path) -> None:
     hub = memory.MemoryHub()
-    hub.put({"adapter_config.json": b"{}", "style/adapter_model.safetensors": b"1", "adapter_model.safetensors": b"1"})
+    hub.put(
+        {
+            "adapter_config.json": b"{}",
+            "style/adapter_model.safetensors": ONE + b"1",
+            "adapter_model.safetensors": ONE + b"1",
+        }
+    )
     pull_from(hub, into(tmp_path), memory.request())
     shards = [f"style/adapter_model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     index = b'{"metadata": {}, "weight_map": {"a": "%b", "b": "%b"}}' % tuple(
         shard.removeprefix("style/").encode() for shard in shards
     )
-    new = {shards[0]: b"2", shards[1]: b"3", "style/adapter_model.safetensors.index.json": index}
-    new |= {"adapter_config.json": b"{}", "adapter_model.safetensors": b"4"}
+    new = {shards[0]: ONE + b"2", shards[1]: ONE + b"3", "style/adapter_model.safetensors.index.json": index}
+    new |= {"adapter_config.json": b"{}", "adapter_model.safetensors": ONE + b"4"}
     hub.put(new)
     assert memory.held(pull_from(hub, into(tmp_path), memory.request())) == new
 
@@ -74,7 +82,7 @@ def test_weights_in_the_folder_of_a_component_that_no_pull_put_there_are_refused
 def test_a_component_that_lost_its_variant_keeps_none_of_it(memory: ModuleType, tmp_path: Path) -> None:
     hub = memory.MemoryHub()
     both = memory.pipeline(1, unet="single")
-    both |= {f"{name}/{STEM}.fp16.safetensors": b"half" for name in ("unet", "vae")}
+    both |= {f"{name}/{STEM}.fp16.safetensors": ONE + b"h" for name in ("unet", "vae")}
     hub.put(both)
     pull_from(hub, into(tmp_path, "fp16"), memory.request(variant="fp16"))
     del both[f"vae/{STEM}.fp16.safetensors"]
@@ -83,10 +91,10 @@ def test_a_component_that_lost_its_variant_keeps_none_of_it(memory: ModuleType, 
     assert set(memory.held(shown)) == set(both) - {f"unet/{STEM}.safetensors"}
 
 
-PLAIN = {"config.json": b"{}", "model.safetensors": b"plain"}
+PLAIN = {"config.json": b"{}", "model.safetensors": ONE + b"p"}
 EXTRA = {
     "extra/config.json": b"{}",
-    f"extra/{STEM}-00001-of-00001.safetensors": b"extra",
+    f"extra/{STEM}-00001-of-00001.safetensors": ONE + b"e",
     f"extra/{STEM}.safetensors.index.json": b'{"metadata": {}, "weight_map": {"a": "%b-00001-of-00001.safetensors"}}'
     % STEM.encode(),
 }
@@ -111,7 +119,7 @@ def test_weights_of_folders_that_hold_none_any_more_go(memory: ModuleType, tmp_p
 def test_weights_of_other_folders_that_the_user_has_put_or_changed_stay(memory: ModuleType, tmp_path: Path) -> None:
     hub = memory.MemoryHub()
     pipeline = memory.pipeline(1, unet="single")
-    hub.put(pipeline | EXTRA | {"more/model.safetensors": b"more"})
+    hub.put(pipeline | EXTRA | {"more/model.safetensors": ONE + b"m"})
     pull_from(hub, into(tmp_path), memory.request())
     mine = {"extra/mine.safetensors": b"mine", "more/model.safetensors": b"mine", "own/model.safetensors": b"mine"}
     (tmp_path / "own").mkdir()

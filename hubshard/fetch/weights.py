@@ -1,0 +1,41 @@
+"""Whether what is called safetensors is that: an upload that went wrong leaves a page or a pointer under the name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hubshard.errors import FormatError
+from hubshard.header import decode_header, header_extent
+from hubshard.protocols import Entry
+
+__all__ = ["check_weights"]
+
+_FIRST_READ_BYTES = 128 * 2**10
+
+
+def check_weights(file: Path, entry: Entry, where: str) -> None:
+    """Read the header of a safetensors file; of other files, nothing.
+
+    Args:
+        file: holds the content.
+        entry: what it is in the repo.
+        where: names the revision in errors.
+
+    Raises:
+        UnsafeFormatError: it is a pickle.
+        FormatError: it is something else, or not as long as its header says.
+        OSError: it cannot be read.
+    """
+    if not entry.path.lower().endswith(".safetensors"):
+        return
+    with file.open("rb") as content:
+        raw = content.read(_FIRST_READ_BYTES)
+        try:
+            nbytes = header_extent(raw, file_nbytes=entry.nbytes, path=entry.path)
+            raw += content.read(max(nbytes - len(raw), 0))
+            decode_header(raw, file_nbytes=entry.nbytes, path=entry.path)
+        except FormatError as error:
+            raise type(error)(
+                f"{where}: {error.message}",
+                hint=f"so it lies in the repo: have it published again, or leave it out (--exclude {entry.path})",
+            ) from error
