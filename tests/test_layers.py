@@ -17,7 +17,20 @@ ROOT = Path(hubshard.__file__).parent
 
 LAYERS = {
     # a module may import those of lower layers; within LEVEL_LAYERS those of its own layer too
-    0: {"tensors", "errors", "sizes", "events", "target", "locks", "disk", "messages", "periodic", "names", "paths", "extras"},
+    0: {
+        "tensors",
+        "errors",
+        "sizes",
+        "events",
+        "target",
+        "locks",
+        "disk",
+        "messages",
+        "periodic",
+        "names",
+        "paths",
+        "extras",
+    },
     1: {"protocols", "manifest", "header", "index", "jsonfile", "watch", "readers"},
     2: {"plan", "reads", "engine", "shardfile", "digests"},
     3: {"store", "sources"},
