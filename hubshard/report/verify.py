@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from hubshard.engine import run
 from hubshard.errors import HubshardError, NotFoundError
 from hubshard.events import OnEvent, Operation, ignore, operation
 from hubshard.index import decode_index
-from hubshard.names import indexed_suffix, parse_weight_name, stem_of, variant_of
+from hubshard.names import indexed_suffix
 from hubshard.protocols import Entry
 from hubshard.readers import ListedReader, read_bytes
 from hubshard.sizes import READ_BYTES
@@ -87,8 +87,8 @@ def verify(
 ) -> Verification:
     """Read every file of a checkpoint once, and check its size, its hash, and every tensor of the index.
 
-    Of a directory or repo, this holds for the checkpoints of all folders; and what `model_index.json` of a pipeline of
-    diffusers names must be there.
+    Of a directory or repo, this holds for the checkpoints of all folders, and for whatever weights lie beside them, of
+    another loader or variant; and what `model_index.json` of a pipeline of diffusers names must be there.
 
     Hashes are those that the store promises. The Hub knows the hash of each file. A directory knows those of files that
     `hubshard.pull` or huggingface_hub has put there, which have noted them beside it, and so does a snapshot of the
@@ -188,6 +188,7 @@ def _structure(opened: Opened, entries: Sequence[Entry], variant: str | None) ->
         models, problems = _components(opened, entries)
         variants = variants_by_folder((entry.path for entry in entries), variant=variant, expected=models)
     store, tensors = ListedReader(opened.store), 0
+    read: set[str] = set()
     for folder, chosen in variants.items():
         try:
             with opened.named():
@@ -195,11 +196,39 @@ def _structure(opened: Opened, entries: Sequence[Entry], variant: str | None) ->
                     store, opened.at, folder=folder, path=opened.path, variant=chosen, workers=_WORKERS
                 )
                 tensors += len(source.specs())
-                for index in _further_indexes(entries, source, folder) if opened.path is None else ():
-                    SafetensorsSource(store, opened.at, folder=folder, path=index, workers=_WORKERS)
+                read |= {source.path, *source.weight_files}
         except HubshardError as error:
             problems.append(Problem("", error.message))
+    if opened.path is None:
+        known = {problem.what for problem in problems}
+        problems += [problem for problem in _further_problems(opened, entries, read) if problem.what not in known]
     return tensors, problems
+
+
+def _further_problems(opened: Opened, entries: Sequence[Entry], read: set[str]) -> Iterator[Problem]:
+    """What is wrong with weights of other loaders, variants and names, beside the checkpoints that were opened.
+
+    Args:
+        opened: where they are.
+        entries: all files.
+        read: those that were looked at.
+    """
+    store = ListedReader(opened.store)
+
+    def look(path: str) -> tuple[Sequence[str], Problem | None]:
+        try:
+            with opened.named():
+                return SafetensorsSource(store, opened.at, path=path).weight_files, None
+        except HubshardError as error:
+            return (), Problem("", error.message)
+
+    left = [entry.path for entry in entries if entry.path not in read]
+    indexes = [path for path in left if indexed_suffix(PurePosixPath(path).name) == "safetensors"]
+    found = list(map(look, indexes))
+    read = read.union(*(files for files, _ in found))
+    files = [path for path in left if path.lower().endswith(".safetensors") and path not in read]
+    found += run(files, cost=lambda _: 1, work=look, budget_bytes=4 * _WORKERS, workers=_WORKERS)
+    return (problem for _, problem in found if problem is not None)
 
 
 def _components(opened: Opened, entries: Sequence[Entry]) -> tuple[Sequence[str], list[Problem]]:
@@ -214,19 +243,6 @@ def _components(opened: Opened, entries: Sequence[Entry]) -> tuple[Sequence[str]
         for name in without_folder(names, paths)
     ]
     return models_among(names, paths), lost
-
-
-def _further_indexes(entries: Sequence[Entry], source: SafetensorsSource, folder: str) -> Sequence[str]:
-    """Indexes in the folder of a checkpoint that are of its variant, but of another loader."""
-    own = source.path.rpartition("/")[2]
-    found = []
-    for place, _, file in (entry.path.rpartition("/") for entry in entries):
-        name = parse_weight_name(file)
-        if place != folder or name is None or not name.is_index or name.suffix != "safetensors":
-            continue
-        if name.variant == variant_of(own) and name.stem != stem_of(own):
-            found.append(file)
-    return found
 
 
 def _is_same_index(opened: Opened, entry: Entry, other: Opened, expected: Entry) -> bool:

@@ -8,7 +8,7 @@ training checkpoints, and git's own files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
@@ -24,14 +24,13 @@ from hubshard.names import (
     is_numbered,
     is_of_training,
     is_pickled,
-    is_training_folder,
     parse_weight_name,
 )
 from hubshard.paths import check_case, check_plain_path
 from hubshard.protocols import Entry
 from hubshard.sources.model_config import CONFIG
 from hubshard.sources.model_index import MODEL_INDEX
-from hubshard.sources.weight_files import prefers_index
+from hubshard.sources.weight_files import prefers_index, training_folders
 
 __all__ = ["ReadIndex", "Selection", "holds_weights", "is_entry_point", "only_pickled", "select"]
 
@@ -178,7 +177,8 @@ def _suffix(name: str) -> str:
 
 
 def _usual_choice(listing: Sequence[Entry], variant: str | None, read_index: ReadIndex, where: str) -> list[Entry]:
-    usable = [entry for entry in listing if not _is_aside(entry.path)]
+    aside = training_folders(entry.path for entry in listing)
+    usable = [entry for entry in listing if not (_is_of_git(entry.path) or _is_below(entry.path, aside))]
     small = [entry for entry in usable if not holds_weights(entry.path) and indexed_suffix(_name(entry)) is None]
     weights = _weights(usable, variant, read_index, where)
     if not weights:
@@ -186,9 +186,8 @@ def _usual_choice(listing: Sequence[Entry], variant: str | None, read_index: Rea
     return small + weights
 
 
-def _is_aside(path: str) -> bool:
-    *folders, _ = PurePosixPath(path).parts
-    return _is_of_git(path) or any(map(is_training_folder, folders))
+def _is_below(path: str, folders: Collection[str]) -> bool:
+    return any(str(folder) in folders for folder in PurePosixPath(path).parents)
 
 
 def _is_of_git(path: str) -> bool:

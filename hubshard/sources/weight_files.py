@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from hubshard.errors import FormatError, IncompleteError, NotFoundError, UnsafeFormatError
 from hubshard.messages import listed
 from hubshard.names import (
+    ADAPTER_STEM,
     DIFFUSERS_STEM,
     MODEL_STEM,
     STEMS,
@@ -17,6 +18,7 @@ from hubshard.names import (
     index_names,
     indexed_suffix,
     is_numbered,
+    is_of_training,
     is_pickled,
     is_training_folder,
     parse_weight_name,
@@ -26,8 +28,9 @@ from hubshard.names import (
 )
 from hubshard.paths import check_plain_path, path_in
 from hubshard.protocols import Entry
+from hubshard.sources.model_config import ADAPTER_CONFIG
 
-__all__ = ["WeightFiles", "checkpoint_folders", "find_weight_files", "prefers_index", "stem_among"]
+__all__ = ["WeightFiles", "checkpoint_folders", "find_weight_files", "prefers_index", "stem_among", "training_folders"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +59,40 @@ def checkpoint_folders(paths: Iterable[str]) -> tuple[str, ...]:
     Args:
         paths: of files, from the root, with slashes.
     """
+    paths = list(paths)
+    of_training = training_folders(paths)
     found = set()
     for path in map(PurePosixPath, paths):
         name = parse_weight_name(path.name)
-        if name is not None and name.suffix == "safetensors" and not any(map(_is_aside, path.parts[:-1])):
+        is_aside = any(map(_is_aside, path.parts[:-1])) or not of_training.isdisjoint(map(str, path.parents))
+        if name is not None and name.suffix == "safetensors" and not is_aside:
             found.add("/".join(path.parts[:-1]))
     return tuple(sorted(found))
+
+
+def training_folders(paths: Iterable[str]) -> frozenset[str]:
+    """The folders that hold a step of a training run, by their names, such as `checkpoint-500`.
+
+    An adapter may be called so too: a folder with one is a component, unless a trainer keeps files of its own there.
+
+    Args:
+        paths: of files, from the root, with slashes.
+    """
+    names: dict[str, set[str]] = {}
+    for path in map(PurePosixPath, paths):
+        names.setdefault(str(path.parent), set()).add(path.name)
+        for folder in path.parents:
+            names.setdefault(str(folder), set())
+    return frozenset(
+        folder
+        for folder, here in names.items()
+        if is_training_folder(PurePosixPath(folder).name) and not _is_adapter(here)
+    )
+
+
+def _is_adapter(names: Collection[str]) -> bool:
+    has_weights = any(stem_of(name) == ADAPTER_STEM for name in names)
+    return has_weights and ADAPTER_CONFIG in names and not any(map(is_of_training, names))
 
 
 def stem_among(names: Iterable[str], preferred: str | None) -> str:
@@ -76,7 +107,7 @@ def prefers_index(stem: str) -> bool:
 
 
 def _is_aside(folder: str) -> bool:
-    return folder.startswith(".") or folder == "__pycache__" or is_training_folder(folder)
+    return folder.startswith(".") or folder == "__pycache__"
 
 
 def find_weight_files(

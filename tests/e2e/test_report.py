@@ -160,6 +160,40 @@ def test_every_damage_to_a_copy_is_named(lab: Lab, tmp_path: Path) -> None:
     assert any(problem.path == "" and shards[2].name in problem.what for problem in found.problems)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("adapter_model.safetensors", "model.fp16.safetensors", "diffusion_pytorch_model.safetensors"),
+        *(
+            "other.safetensors",
+            "sub/adapter_model.safetensors",
+            "sub/odd.safetensors",
+            "checkpoint-5/model.safetensors",
+        ),
+    ],
+)
+def test_every_weight_file_is_looked_at_whatever_lies_beside_it(lab: Lab, tmp_path: Path, path: str) -> None:
+    copy = lab.copy(tmp_path / "copy")
+    (copy / path).parent.mkdir(exist_ok=True)
+    (copy / path).write_bytes(b"<html>not found</html>")
+    found = lab.verify(copy)
+    assert [path in problem.what and "HTML" in problem.what for problem in found.problems] == [True]
+    lab.api.upload_file(path_or_fileobj=b"<html>not found</html>", path_in_repo=path, repo_id=lab.repo_id)
+    found = lab.verify(lab.repo_id)
+    assert [path in problem.what and "HTML" in problem.what for problem in found.problems] == [True]
+
+
+@pytest.mark.parametrize("stem", ["adapter_model", "model.fp16", "diffusion_pytorch_model"])
+def test_every_index_is_looked_at_with_its_shards(lab: Lab, tmp_path: Path, stem: str) -> None:
+    copy = lab.copy(tmp_path / "copy")
+    shard = f"{stem}-00001-of-00002.safetensors"
+    shutil.copyfile(min(copy.glob("*.safetensors")), copy / shard)
+    weight_map = {"a": shard, "b": f"{stem}-00002-of-00002.safetensors"}
+    (copy / f"{stem}.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (problem,) = lab.verify(copy).problems
+    assert f"{stem}.safetensors.index.json: 1 of the 2 shards" in problem.what
+
+
 def test_an_index_in_another_form_is_equal_and_one_that_names_other_files_is_not(lab: Lab, tmp_path: Path) -> None:
     copy = lab.copy(tmp_path / "copy")
     index = copy / "model.safetensors.index.json"

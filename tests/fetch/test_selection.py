@@ -9,6 +9,7 @@ import pytest
 from hubshard.errors import FormatError, HubshardError, IncompleteError, NotFoundError, UnsafeFormatError
 from hubshard.protocols import Entry
 from hubshard.sources.selection import Selection, is_entry_point, only_pickled, select
+from hubshard.sources.weight_files import checkpoint_folders
 
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 SHARDED = [*SHARDS, "model.safetensors.index.json", "config.json"]
@@ -197,3 +198,33 @@ def test_where_there_is_nothing_to_take_it_is_said_why(
         chosen(paths, **patterns)
     assert str(caught.value) == f"org/model@main: {told}"
     assert hint in str(caught.value.hint)
+
+
+ADAPTER = ["adapter_config.json", "adapter_model.safetensors"]
+
+
+@pytest.mark.parametrize("folder", ["checkpoint-5", "step-100", "checkpoint7", "deep/global_step1"])
+def test_an_adapter_is_taken_whatever_its_folder_is_called(folder: str) -> None:
+    adapter = [f"{folder}/{name}" for name in ADAPTER]
+    assert set(paths_of(chosen([*ADAPTER, *adapter]))) == {*ADAPTER, *adapter}
+    assert folder in checkpoint_folders([*ADAPTER, *adapter])
+
+
+@pytest.mark.parametrize("file", ["trainer_state.json", "optimizer.pt", "training_args.bin", "rng_state.pth"])
+def test_an_adapter_among_the_files_of_a_trainer_is_a_step_of_its_run(file: str) -> None:
+    step = [f"checkpoint-5/{name}" for name in (*ADAPTER, file)]
+    assert set(paths_of(chosen([*ADAPTER, *step]))) == set(ADAPTER)
+    assert checkpoint_folders([*ADAPTER, *step]) == ("",)
+
+
+@pytest.mark.parametrize("files", [["model.safetensors", "config.json"], ADAPTER[:1], ADAPTER[1:], ["x/y.txt"]])
+def test_other_folders_of_steps_stay(files: list[str]) -> None:
+    step = [f"checkpoint-5/{name}" for name in files]
+    assert set(paths_of(chosen([*ADAPTER, *step]))) == set(ADAPTER)
+    assert checkpoint_folders([*ADAPTER, *step]) == ("",)
+
+
+def test_an_adapter_below_the_step_of_a_run_stays() -> None:
+    step = ["checkpoint-5/trainer_state.json", *(f"checkpoint-5/checkpoint-6/{name}" for name in ADAPTER)]
+    assert set(paths_of(chosen([*ADAPTER, *step]))) == set(ADAPTER)
+    assert checkpoint_folders([*ADAPTER, *step]) == ("",)
