@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["gc", "process", "running", "serve", "stop"]
 
+_KEEP_ALIVE_SECONDS = 75  # clients close idle connections after 5: who closes first must not be the server
+
 _STOP_SECONDS = 30.0
 
 
@@ -61,6 +63,7 @@ def serve(
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=5,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         lifespan="on",
     )
     with listener:

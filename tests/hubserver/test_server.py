@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from http.client import HTTPConnection
 from typing import TYPE_CHECKING
 
 import psutil
@@ -31,6 +32,22 @@ def test_a_server_runs_for_the_length_of_a_block(tmp_path: Path) -> None:
         socket.create_connection(("127.0.0.1", port)).close()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port))
+
+
+def test_a_connection_that_clients_still_hold_is_not_closed_by_the_server(tmp_path: Path) -> None:
+    with running(tmp_path) as url:
+        connection = HTTPConnection("127.0.0.1", int(url.rpartition(":")[2]), timeout=60)
+        with closing(connection):
+            for pause_seconds in (6, 0):  # a second more than the clients keep theirs
+                connection.request("GET", "/-/counters")
+                assert connection.getresponse().read()
+                held = connection.sock
+                time.sleep(pause_seconds)
+                assert connection.sock is held
+                held.setblocking(False)
+                with pytest.raises(BlockingIOError):  # the server has said nothing more, nor closed
+                    held.recv(1)
+                held.settimeout(60)
 
 
 def test_a_port_that_is_taken_is_said(hub: Hub, tmp_path: Path) -> None:
