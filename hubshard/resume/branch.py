@@ -198,7 +198,8 @@ class ResumeBranch:
             FormatError: the step does not fit the state, or was written by a later version of hubshard.
             IntegrityError: it is broken, as are all older ones; says whether the state was partly overwritten.
             StoreError: the Hub cannot be reached.
-            ConflictError: another run saves to the folder; where `every` is None, that is only logged.
+            ConflictError: another run saves to the folder (where `every` is None, that is only logged); or the folder
+                holds newer steps than the branch, and nothing says that they are of the run that has saved there.
         """
         from hubshard.resume.restoring import Restorer, passing_over  # noqa: PLC0415  # it imports torch
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hubshard.disk import hint_for, refused
-from hubshard.errors import ConflictError, FormatError, StoreError
+from hubshard.errors import ConflictError, FormatError, HubshardError, StoreError
+from hubshard.jsonfile import read_json
 from hubshard.locks import try_lock
 
 __all__ = ["NAME", "PULL", "FolderLock", "make_folder"]
@@ -30,6 +31,7 @@ PULL = "pull"
 WAIT_SECONDS = 10.0
 """For a run that is just being ended."""
 _POLL_SECONDS = 0.1
+_MOST_BYTES = 2**16  # of what is told in it
 _LOCKED_BYTE = 2**30  # far behind the text, which Windows lets nobody read where it is locked
 
 
@@ -163,10 +165,9 @@ class FolderLock:
 
     def _told(self) -> dict[str, Any]:
         try:
-            told = json.loads(self._path.read_bytes())
-        except (OSError, ValueError):
+            return read_json(self._path, what="note of who holds the lock", most_bytes=_MOST_BYTES)
+        except (OSError, HubshardError):
             return {}
-        return told if isinstance(told, dict) else {}
 
 
 def make_folder(root: Path) -> None:

@@ -94,3 +94,15 @@ def test_what_became_of_the_file_does_not_matter(
     other.release()
     first.acquire()
     first.release()
+
+
+@pytest.mark.parametrize("told", [b"", b"[" * 60_000, b'{"run": ' + b"1" * 2**17 + b"}"], ids=["empty", "deep", "long"])
+@pytest.mark.usefixtures("no_wait")
+def test_who_holds_it_is_another_run_where_the_file_tells_nothing(tmp_path: Path, told: bytes) -> None:
+    first, second = FolderLock(tmp_path, "first"), FolderLock(tmp_path, "second")
+    first.acquire()
+    (tmp_path / folder_lock.NAME).write_bytes(told)
+    assert second.holder() == "another run"
+    with pytest.raises(ConflictError, match="is in use: another run saves there"):
+        second.acquire()
+    first.release()
