@@ -37,6 +37,7 @@ __all__ = [
     "is_weight_file",
     "parse_weight_name",
     "shard_name",
+    "shard_set",
     "stem_of",
     "variant_of",
 ]
@@ -61,7 +62,7 @@ _VARIANT = re.compile(r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*\Z")
 _SOME_VARIANT = r"[A-Za-z0-9_.-]+"  # what others may have written
 _NUMBER = r"-[0-9]+-of-[0-9]+"
 _LIKE_A_NUMBER = re.compile(r"(?:\A|-)[0-9]+-of-[0-9]+(?:\Z|[.-])")
-_NUMBERED = re.compile(rf"{_NUMBER}(?=\.)")
+_NUMBERED = re.compile(r"-[0-9]+-of-(?P<count>[0-9]+)(?=\.)")
 _WEIGHTS = re.compile(
     rf"(?P<stem>{'|'.join(_SUFFIXES_OF)})"
     rf"(?:\.(?P<before>{_SOME_VARIANT}?))?(?:(?P<number>{_NUMBER})(?:\.(?P<after>{_SOME_VARIANT}?))?)?"
@@ -181,6 +182,12 @@ def is_consolidated(name: str) -> bool:
 def is_numbered(name: str) -> bool:
     """Whether `name` is that of one of several shards, whatever stands before the number."""
     return _NUMBERED.search(name) is not None
+
+
+def shard_set(name: str) -> str | None:
+    """What the names of all shards of one checkpoint have in common; None where `name` has no number."""
+    found = _NUMBERED.search(name)
+    return None if found is None else f"{name[: found.start()]}-of-{found['count']}{name[found.end() :]}"
 
 
 def indexed_suffix(name: str) -> str | None:

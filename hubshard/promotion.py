@@ -15,8 +15,8 @@ from hubshard.messages import listed
 from hubshard.names import check_variant, parse_weight_name
 from hubshard.paths import check_plain_path
 from hubshard.protocols import Revision
+from hubshard.publish.along import beside_weights
 from hubshard.publish.delivery import Delivery, Published, deliver
-from hubshard.publish.from_store import beside_weights
 from hubshard.publish.left_out import Choice
 from hubshard.publish.outgoing import Layout, OutFile, Outgoing, from_memory
 from hubshard.readers import read_bytes

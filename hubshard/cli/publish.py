@@ -175,6 +175,6 @@ def _print_details(published: Published) -> None:
         sizes += f"; Xet saved {format_size(published.deduplicated_bytes)} of what was sent, known there or compressed"
     typer.echo(sizes)
     if published.deleted:
-        typer.echo(f"{counted(len(published.deleted), 'stale weight file')} removed: {', '.join(published.deleted)}")
+        typer.echo(f"{counted(len(published.deleted), 'stale file')} removed: {', '.join(published.deleted)}")
     if published.tag:
         typer.echo(f"tagged {published.tag}")

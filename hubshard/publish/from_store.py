@@ -4,51 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path
 
-from hubshard.errors import FormatError, NotFoundError, UnsafeFormatError
+from hubshard.errors import FormatError
 from hubshard.messages import listed, named
 from hubshard.names import (
     ADAPTER_STEM,
     MODEL_STEM,
-    STEMS,
-    is_of_training,
     is_one_file,
-    is_pickled,
-    is_weight_file,
-    parse_weight_name,
     shard_name,
+    shard_set,
     stem_of,
     variant_of,
 )
 from hubshard.paths import path_in
 from hubshard.plan import Shard, ShardPlan, bound_of
-from hubshard.protocols import Entry
+from hubshard.publish.along import beside_weights, check_weights
 from hubshard.publish.left_out import Choice
 from hubshard.publish.outgoing import Component, Layout, OutFile, Outgoing, outgoing_of
+from hubshard.publish.which_folders import folders_of, names_in, notes_on_components, refuse_missing
 from hubshard.readers import ListedReader
-from hubshard.sizes import READ_BYTES
 from hubshard.sources.cast import CastSource
 from hubshard.sources.dtypes import CASTABLE
-from hubshard.sources.model_config import CONFIG, config_of, config_with_dtype, read_config, stem_for
-from hubshard.sources.model_index import MODEL_INDEX, component_names, models_among, without_folder
+from hubshard.sources.model_config import CONFIG, config_of, config_with_dtype, read_config, stem_told
 from hubshard.sources.packed import logical_parameters
 from hubshard.sources.safetensors import SafetensorsSource
 from hubshard.sources.stems import stem_by_config
-from hubshard.sources.weight_files import checkpoint_folders, stem_among
+from hubshard.sources.weight_files import stem_among
 from hubshard.store.local import LocalStore
 from hubshard.store.opening import Opened
 
-__all__ = ["beside_weights", "from_store"]
+__all__ = ["from_store"]
 
 _WORKERS = 8
-# in the root of what lies in several folders: pipelines of diffusers, models of sentence-transformers
-_OF_FOLDERS = frozenset({MODEL_INDEX, "modular_model_index.json", "modules.json"})
-# https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
-_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
-_MAX_POINTER_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -61,6 +49,11 @@ class _Checkpoint:
 
     def path_of(self, name: str) -> str:
         return path_in(self.folder, name)
+
+    @property
+    def stems(self) -> frozenset[str]:
+        """Of its files, as they are and as they are to be; and of what most loaders take for a model."""
+        return frozenset({MODEL_STEM, self.stem, stem_of(self.source.path.rpartition("/")[2]) or MODEL_STEM})
 
 
 def from_store(
@@ -93,102 +86,51 @@ def from_store(
         NotFoundError: nothing to publish, or a pipeline lacks a component that its `model_index.json` names.
     """
     place = opened.store.root if isinstance(opened.store, LocalStore) else None
-    opened = replace(opened, store=ListedReader(opened.store))
+    with opened.named():
+        return _from_store(replace(opened, store=ListedReader(opened.store)), layout, Choice(include, exclude), place)
+
+
+def _from_store(opened: Opened, layout: Layout, choice: Choice, place: Path | None) -> Outgoing:
     entries = opened.store.list(opened.at)
     paths = [entry.path for entry in entries]
-    folders = [""]
+    folders: Sequence[str] = [""]
+    said: list[str] = []
     if opened.path is None:
-        folders = list(_folders(paths, exclude))
-        with opened.named():
-            _refuse_folders_alone(folders, paths, place)
-            _refuse_missing(opened, entries, exclude)
+        folders = folders_of(paths, choice.exclude, place=place)
+        refuse_missing(opened, entries, choice.exclude)
+        said += notes_on_components(opened, entries, choice.exclude)
     checkpoints = [_checkpoint(opened, paths, folder, layout) for folder in folders]
-    said = [note for checkpoint in checkpoints for note in _notes_on(checkpoint, layout)]
+    said += [note for checkpoint in checkpoints for note in _notes_on(checkpoint, layout)]
     if opened.path is not None and checkpoints[0].source.index_path is None:
         return outgoing_of([_component(checkpoints[0], layout, None)], [], layout, notes=said)
     if folders != [""]:
         said += _notes_on_folders(checkpoints, layout.variant)
     weights = {path for checkpoint in checkpoints for path in checkpoint.source.weight_files}
-    stems = {checkpoint.folder: checkpoint.stem for checkpoint in checkpoints}
     along = [entry for entry in entries if entry.path not in weights]
-    files, notes = beside_weights(opened, along, Choice(include, exclude), stems=stems)
+    may_go = Choice((), choice.exclude)
+    for checkpoint in checkpoints:
+        _refuse_unnamed(checkpoint, [entry.path for entry in along if may_go.takes(entry.path)])
+    stems = {checkpoint.folder: checkpoint.stems for checkpoint in checkpoints}
+    files, notes = beside_weights(opened, along, choice, stems=stems)
+    check_weights(opened, files)
     totals = _with_configs(checkpoints, files, layout)
     components = [_component(checkpoint, layout, totals.get(checkpoint.folder)) for checkpoint in checkpoints]
     return outgoing_of(components, files, layout, notes=(*said, *notes))
 
 
-def _folders(paths: Sequence[str], exclude: Sequence[str]) -> Sequence[str]:
-    """The folders whose checkpoints are published, "" of the root.
-
-    Raises:
-        UnsafeFormatError: one of several holds nothing but pickled weights; names it.
-    """
-    choice = Choice((), exclude)
-    paths = [path for path in paths if choice.takes(path)]
-    in_root = [path for path in paths if "/" not in path]
-    found = checkpoint_folders(paths)
-    if MODEL_INDEX not in in_root and any(map(_holds_weights, in_root)):
-        return [""]
-    stems = {stem_of(name) for folder in found for name in _names_in(folder, paths)} - {None}
-    if _OF_FOLDERS.isdisjoint(in_root) and stems != {ADAPTER_STEM}:
-        return [""]
-    for path in paths:
-        folder, _, name = path.rpartition("/")
-        if folder not in found and is_pickled(name) and parse_weight_name(name) is not None:
-            raise UnsafeFormatError(
-                f"{folder or 'the root'} holds only pickled weights, which run code when read: {path}",
-                hint="convert them to safetensors first, or leave the folder out with `exclude`",
-            )
-    return found or [""]
-
-
-def _refuse_folders_alone(folders: Sequence[str], paths: Sequence[str], place: Path | None) -> None:
-    found = [folder for folder in checkpoint_folders(paths) if folder]
-    in_root = [path for path in paths if "/" not in path]
-    if folders != [""] or not found or any(map(_holds_weights, in_root)):
-        return
-    there = f"there are: {listed(in_root)}" if in_root else "there are only folders"
-    one = f"publish one of them, such as {place / found[0]}" if place else "pull it, and publish one of them from there"
-    raise NotFoundError(
-        f"the root holds no weights; {there}", hint=f"there are checkpoints in folders of it, {listed(found)}: {one}"
-    )
-
-
-def _refuse_missing(opened: Opened, entries: Sequence[Entry], exclude: Sequence[str]) -> None:
-    choice = Choice((), exclude)
-    taken = [entry for entry in entries if choice.takes(entry.path)]
-    paths = {entry.path for entry in taken}
-    named = component_names(opened.store, opened.at, taken)
-    names = [name for name in named if not _is_excluded(name, entries, exclude)]
-    hint = "add it; if it is meant to be missing, or is in the repo already, leave it out with `exclude`, as {}/*"
-    for name in without_folder(names, paths):
-        raise NotFoundError(
-            f"{MODEL_INDEX} names the component {name}, but there is no such folder", hint=hint.format(name)
+def _refuse_unnamed(checkpoint: _Checkpoint, others: Iterable[str]) -> None:
+    """Refuse shards that are of the checkpoint by their names, and that its index does not name: half a model."""
+    sets = {shard_set(path) for path in checkpoint.source.weight_files} - {None}
+    left = [path for path in others if shard_set(path) in sets]
+    if left and checkpoint.source.index_path is not None:
+        raise FormatError(
+            f"{checkpoint.source.index_path}: does not name {listed(left)}, by its name a shard of the same checkpoint",
+            hint="fetch or save it whole again; if it is none, leave it out with `exclude`",
         )
-    found = checkpoint_folders(paths)
-    for name in models_among(names, paths):
-        if name not in found:
-            raise NotFoundError(
-                f"{MODEL_INDEX} names the component {name}, but {name} holds no weights that loaders look for",
-                hint=hint.format(name),
-            )
-
-
-def _is_excluded(component: str, entries: Iterable[Entry], exclude: Sequence[str]) -> bool:
-    """Whether somebody has asked to leave the component out, or its weights, be they there or not."""
-    prefix = path_in(component, "")
-    weights = {component, prefix, *(prefix + shard_name(1, 1, stem=stem) for stem in STEMS)}
-    weights |= {e.path for e in entries if e.path.startswith(prefix) and stem_of(e.path.rpartition("/")[2])}
-    return any(fnmatch(path, pattern) for path in weights for pattern in exclude)
-
-
-def _holds_weights(name: str) -> bool:
-    suffix = name.rpartition(".")[2]
-    return suffix == "safetensors" or stem_of(name) is not None or (is_pickled(name) and not is_of_training(name))
 
 
 def _checkpoint(opened: Opened, paths: Sequence[str], folder: str, layout: Layout) -> _Checkpoint:
-    here = _names_in(folder, paths)
+    here = names_in(folder, paths)
     with opened.named():
         by_path = {entry.path: entry for entry in opened.store.list(opened.at)}
         preferred = stem_by_config(opened.store, opened.at, by_path, folder) if opened.path is None else None
@@ -202,14 +144,11 @@ def _checkpoint(opened: Opened, paths: Sequence[str], folder: str, layout: Layou
             workers=_WORKERS,
         )
     stem = stem_of(source.path.rpartition("/")[2])
-    if stem is None:
-        config = by_path.get(path_in(folder, CONFIG))
-        stem = MODEL_STEM if config is None else stem_for(read_config(opened.store, opened.at, config))
+    config = by_path.get(path_in(folder, CONFIG))
+    if stem is None or (opened.path is None and stem != ADAPTER_STEM):
+        told = None if config is None else stem_told(read_config(opened.store, opened.at, config))
+        stem = told or stem or MODEL_STEM
     return _Checkpoint(folder, source, stem, has_variant)
-
-
-def _names_in(folder: str, paths: Iterable[str]) -> Sequence[str]:
-    return [name for where, _, name in (path.rpartition("/") for path in paths) if where == folder]
 
 
 def _has_variant(names: Collection[str], variant: str | None, preferred: str | None) -> bool:
@@ -220,7 +159,7 @@ def _has_variant(names: Collection[str], variant: str | None, preferred: str | N
 def _notes_on(checkpoint: _Checkpoint, layout: Layout) -> Iterable[str]:
     yield from checkpoint.source.notes
     path = checkpoint.source.path
-    if stem_of(path.rpartition("/")[2]) is None:
+    if stem_of(path.rpartition("/")[2]) != checkpoint.stem:
         name = checkpoint.path_of(shard_name(1, 1, variant=layout.variant, stem=checkpoint.stem))
         yield f"{path} is published under the name that loaders look for: {name}, or that of its shards"
 
@@ -284,42 +223,3 @@ def _with_configs(checkpoints: Iterable[_Checkpoint], files: list[OutFile], layo
         if layout.config_dtype:
             files[number] = OutFile.of(path, config_with_dtype(raw, CASTABLE[layout.config_dtype], path=path))
     return totals
-
-
-def beside_weights(
-    opened: Opened, entries: Iterable[Entry], choice: Choice, *, stems: Mapping[str, str] | None = None
-) -> tuple[list[OutFile], list[str]]:
-    """Of some files of a revision, those that go along with a model, and sentences on what does not.
-
-    Args:
-        opened: the revision.
-        entries: the files, those of the published checkpoints left out.
-        choice: what goes along at all.
-        stems: of the checkpoints, by folder: other weights of such a folder that have that stem, or `model`, stay.
-    """
-    stems = {"": MODEL_STEM} | dict(stems or {})
-    files, notes = [], []
-    for entry in entries:
-        path = entry.path
-        if not choice.takes(path):
-            continue
-        folder, _, name = path.rpartition("/")
-        own = {MODEL_STEM, stems[folder]} if folder in stems else set()
-        if any(is_weight_file(name, variant=variant_of(name), stem=stem) for stem in own):
-            if not path.endswith(".json"):
-                notes.append(f"{path} is left out: it is no part of the checkpoint that is published")
-            continue
-        data = partial(opened.blocks, path, entry.nbytes, block_bytes=READ_BYTES)
-        files.append(OutFile(path, entry.nbytes, data))
-    for file in files:
-        _refuse_pointer(file)
-    return files, [*notes, *choice.notes()]
-
-
-def _refuse_pointer(file: OutFile) -> None:
-    # what a clone without git-lfs leaves in the place of a large file
-    if file.nbytes < _MAX_POINTER_BYTES and file.content().startswith(_POINTER):
-        raise FormatError(
-            f"{file.path}: this is a Git LFS pointer, not the file itself",
-            hint="fetch the content with `git lfs pull`, or leave the file out with `exclude`",
-        )

@@ -10,6 +10,7 @@ from hubshard.events import OnEvent, ignore
 from hubshard.names import check_variant
 from hubshard.publish.delivery import Delivery, Published, deliver
 from hubshard.publish.from_store import from_store
+from hubshard.publish.left_out import Choice
 from hubshard.publish.outgoing import Layout, Outgoing, from_memory
 from hubshard.publish.sharing import sharing
 from hubshard.sizes import parse_size
@@ -60,7 +61,7 @@ def push_to_hub(
     adapter in its folder, with a warning, and an adapter is refused where a model lies; a source that holds both is
     published as it is.
 
-    Names keep the stem that their loader looks for: `model`, `adapter_model` of peft, `diffusion_pytorch_model`. Of a
+    Names have the stem that their loader looks for: `model`, `adapter_model` of peft, `diffusion_pytorch_model`. Of a
     pipeline of diffusers, each component is laid out in its own folder. Of a model of peft, the adapters alone are
     published, that called "default" in the root, others in folders of their names; peft reads each from one file.
 
@@ -88,7 +89,8 @@ def push_to_hub(
         message: title of the commit.
         companions: tokenizers, processors: whatever has `save_pretrained`, to go along with a model in memory.
         include: patterns of a directory's files that go along, all by default. What holds secrets as a rule (`.env`,
-            private keys), a trainer's state and its folders stay, unless a pattern names them, as `.env.example` does.
+            private keys), a trainer's state and its folders, and `.gitignore` stay, unless a pattern names them, as
+            `.env.example` does.
         exclude: patterns of files that stay, and of components whose weights they match.
         staging: "branch" keeps finished shards on a staging branch, so that a killed run goes on anywhere; "none" shows
             nothing of them until the end.
@@ -145,7 +147,8 @@ def push_to_hub(
         def collect(patience: Patience) -> Outgoing:
             if not isinstance(source, str | Path):
                 return from_memory(source, layout, companions=companions, whole=whole)
-            opened = open_target(source, token=token, endpoint=endpoint, patience=patience)
+            is_left = Choice((), exclude).is_left
+            opened = open_target(source, token=token, endpoint=endpoint, patience=patience, passes_over=is_left)
             return from_store(opened, layout, include=include, exclude=exclude)
 
         return deliver(to, collect, together)

@@ -11,7 +11,16 @@ from hubshard.names import DIFFUSERS_STEM, MODEL_STEM
 from hubshard.protocols import Entry, Reader, Revision
 from hubshard.readers import read_bytes
 
-__all__ = ["ADAPTER_CONFIG", "CONFIG", "MAX_CONFIG_BYTES", "config_of", "config_with_dtype", "read_config", "stem_for"]
+__all__ = [
+    "ADAPTER_CONFIG",
+    "CONFIG",
+    "MAX_CONFIG_BYTES",
+    "config_of",
+    "config_with_dtype",
+    "read_config",
+    "stem_for",
+    "stem_told",
+]
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -48,9 +57,19 @@ def read_config(store: Reader, at: Revision, entry: Entry) -> dict[str, Any]:
     return config_of(read_bytes(store, at, entry.path, 0, entry.nbytes), path=entry.path)
 
 
+def stem_told(config: Mapping[str, Any]) -> str | None:
+    """The stem under which the loader that a `config.json` is for looks for weights; None where that is not clear.
+
+    The configs of diffusers tell their class and the version that wrote them, those of transformers the type of model.
+    """
+    if "_diffusers_version" in config or "_class_name" in config:
+        return DIFFUSERS_STEM
+    return MODEL_STEM if "model_type" in config or "architectures" in config else None
+
+
 def stem_for(config: Mapping[str, Any]) -> str:
-    """The stem under which the loader that a `config.json` is for looks for weights: that of diffusers tells of it."""
-    return DIFFUSERS_STEM if "_diffusers_version" in config else MODEL_STEM
+    """The stem that `stem_told` tells, or else that of transformers."""
+    return stem_told(config) or MODEL_STEM
 
 
 def config_with_dtype(raw: bytes, dtype: str, *, path: str = CONFIG) -> bytes:

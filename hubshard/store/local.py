@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from io import FileIO
 from pathlib import Path, PurePosixPath
@@ -40,9 +40,13 @@ class LocalStore:
     Args:
         root: the directory; it need not exist.
         on_step: called with a name before each step that writes.
+        passes_over: whether what could not be taken, such as a link that leads out, is left out instead.
     """
 
-    def __init__(self, root: Path, *, on_step: OnStep = ignore) -> None:
+    def __init__(
+        self, root: Path, *, on_step: OnStep = ignore, passes_over: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        self._passes_over = passes_over
         self.root = root.resolve()
         self._on_step = on_step
         self._staging = StagingArea(workspace_of(self.root), on_step)
@@ -76,7 +80,7 @@ class LocalStore:
         if not self.root.is_dir():
             raise FormatError(f"{self.root} is not a directory")
         with _explained(self.root):
-            files = scan(self.root)
+            files = scan(self.root, self._passes_over)
         commit = revision_id(files)
         self._remember(commit, files)
         return Revision(branch, commit) if branch in {_MAIN, commit} else None
@@ -172,7 +176,7 @@ class LocalStore:
         with _explained(self.root), locked(self.root):
             recover(self.root, self._on_step)
             self._check_head(parent)
-            current = scan(self.root) if parent else {}
+            current = scan(self.root, self._passes_over) if parent else {}
             added = {check_store_path(staged.path): self._content_of(staged, current) for staged in add}
             kept = set(current) - set(remove) - set(added)
             _check_names(kept, added)

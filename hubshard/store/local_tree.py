@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -45,17 +45,21 @@ class FileState:
         return f"{self.nbytes}-{self.mtime_ns}-{self.inode}"
 
 
-def scan(root: Path) -> dict[str, FileState]:
+def scan(root: Path, passes_over: Callable[[str], bool] = lambda _: False) -> dict[str, FileState]:
     """All files of a directory by path, without `.git` and `.cache` at its top.
 
     A link to a file is followed where it stays inside; a link to a folder inside is left out, since its files are
     listed under their own folder.
 
+    Args:
+        root: the directory.
+        passes_over: whether a path that could not be taken, of a file or a folder, is left out instead.
+
     Raises:
         FormatError: a link leads out of the directory or to nothing, or something is neither file, folder nor link.
     """
     roots = allowed_roots(root)
-    found = (_file(root, entry, roots) for entry in walk(root) if not is_private(_relative(root, entry)))
+    found = (_file(root, entry, roots, passes_over) for entry in walk(root) if not is_private(_relative(root, entry)))
     return dict(sorted((state.path, state) for state in found if state is not None))
 
 
@@ -109,7 +113,19 @@ def _relative(root: Path, entry: os.DirEntry[str]) -> PurePosixPath:
     return PurePosixPath(Path(entry.path).relative_to(root).as_posix())
 
 
-def _file(root: Path, entry: os.DirEntry[str], roots: tuple[Path, ...]) -> FileState | None:
+def _file(
+    root: Path, entry: os.DirEntry[str], roots: tuple[Path, ...], passes_over: Callable[[str], bool]
+) -> FileState | None:
+    try:
+        return _state(root, entry, roots)
+    except FormatError as error:
+        if passes_over(_relative(root, entry).as_posix()):
+            return None
+        error.add_hint("a publish leaves it behind with `exclude`")
+        raise
+
+
+def _state(root: Path, entry: os.DirEntry[str], roots: tuple[Path, ...]) -> FileState | None:
     path, real = _relative(root, entry).as_posix(), Path(entry.path)
     if entry.is_symlink():
         real = Path(os.path.realpath(real))  # unlike resolve(), it takes a link to itself

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +71,7 @@ def open_target(
     token: Token = None,
     endpoint: str | None = None,
     patience: Patience | None = None,
+    passes_over: Callable[[str], bool] = lambda _: False,
 ) -> Opened:
     """The revision that `target` names: a directory, a file, `org/name[@revision]` or `hf://org/name[@revision]`.
 
@@ -80,6 +81,7 @@ def open_target(
         token: for the Hub.
         endpoint: of the Hub.
         patience: with a bad line to the Hub; None for the usual.
+        passes_over: whether what a directory could not give, such as a link that leads out, is left out instead.
 
     Raises:
         FormatError: it is neither, or two revisions are named.
@@ -90,17 +92,21 @@ def open_target(
         return open_repo(parsed, revision=revision, token=token, endpoint=endpoint, patience=patience)
     if revision is not None:
         raise FormatError(f"{parsed} is a path, which has no revision {revision!r}", hint="leave revision out")
-    return open_path(parsed)
+    return open_path(parsed, passes_over)
 
 
-def open_path(path: Path) -> Opened:
+def open_path(path: Path, passes_over: Callable[[str], bool] = lambda _: False) -> Opened:
     """A directory, a weight file on its own, or the directory of an index.
+
+    Args:
+        path: of it.
+        passes_over: as in `open_target`.
 
     Raises:
         NotFoundError: there is no such path.
     """
     if path.is_dir() or path.name.endswith(".json"):
-        store: Reader = LocalStore(path if path.is_dir() else path.parent)
+        store: Reader = LocalStore(path if path.is_dir() else path.parent, passes_over=passes_over)
         named = None if path.is_dir() else path.name
     else:
         store, named = LoneFile(path), path.name

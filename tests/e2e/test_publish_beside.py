@@ -200,3 +200,28 @@ def test_weights_of_another_loader_in_the_same_folder_are_told_of(lab: Lab, mode
     lab.push(model)
     [note] = lab.told
     assert "diffusion_pytorch_model.fp16.safetensors diffusion_pytorch_model.safetensors`" in note
+
+
+def test_a_link_that_leads_out_stays_behind_where_it_is_excluded(lab: Lab, model: Path) -> None:
+    (model / "checkpoint-5").symlink_to(model.parent)
+    lab.push(model)
+    (model / "notes").symlink_to(model.parent)
+    (model / "log.txt").symlink_to(model / "gone")
+    for excluded in ((), ("notes",), ("notes/*",), ("log.txt",)):
+        with pytest.raises(FormatError, match="links to") as told:
+            lab.push(model, exclude=list(excluded))
+        assert "a publish leaves it behind with `exclude`" in str(told.value.hint)
+    lab.push(model, exclude=["notes/*", "*.txt"])
+    assert lab.files() == {"config.json", "model.safetensors"}
+
+
+def test_a_folder_whose_weights_git_ignores_is_published_twice(lab: Lab, model: Path) -> None:
+    (model / ".gitignore").write_text("*.safetensors\n")
+    for _ in range(2):
+        lab.push(model)
+        [note] = lab.told
+        assert note.startswith(".gitignore: left out")
+    assert lab.files() == {"config.json", "model.safetensors"}
+    lab.put(".gitignore", b"*.safetensors\n")
+    error = lab.refuses(model, "refuses model.safetensors")
+    assert f"delete it with `hf repos delete-files {lab.repo} .gitignore`" in str(error.hint)

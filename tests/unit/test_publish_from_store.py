@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -94,8 +94,8 @@ def test_what_a_component_replaces_lies_in_its_folder_and_has_its_stem_and_varia
 
 
 def test_weights_that_go_along_take_the_place_of_those_of_their_folder_stem_and_variant(tmp_path: Path) -> None:
-    out = outgoing(write(tmp_path, "model.safetensors", "a/model-1-of-1.safetensors", "b/model.fp16.safetensors"))
-    replaced = ["a/model.safetensors", "a/pytorch_model.bin", "b/model.fp16-00001-of-00002.safetensors"]
+    out = outgoing(write(tmp_path, "model.safetensors", "a/model.safetensors", "b/model.fp16.safetensors"))
+    replaced = ["a/model-1-of-2.safetensors", "a/pytorch_model.bin", "b/model.fp16-00001-of-00002.safetensors"]
     replaced += ["model.safetensors.index.json"]
     kept = ["b/model.safetensors", "a/b/model.safetensors", "c/model.safetensors", "c/adapter_model.safetensors"]
     assert [path for path in replaced + kept if out.replaces(path)] == replaced
@@ -242,10 +242,121 @@ def test_where_only_folders_hold_checkpoints_the_hint_says_what_to_publish(tmp_p
     assert str(tmp_path / "unet") in str(caught.value.hint)
 
 
+def test_where_all_weights_are_excluded_the_error_says_so(tmp_path: Path) -> None:
+    with pytest.raises(
+        NotFoundError, match=r"`exclude` leaves no weights: .*text_encoder, unet, vae .*\*\.safetensors"
+    ):
+        outgoing(write(tmp_path, *PIPELINE), exclude=["*.safetensors"])
+
+
+def sharded(folder: Path, *, names: int = 2) -> Path:
+    """Two shards and an index that names so many of them."""
+    plan = plan_shards(SPECS, max_shard_bytes=1200)
+    folder.mkdir(parents=True, exist_ok=True)
+    weight_map: dict[str, str] = {}
+    for shard in plan.shards:
+        (folder / shard.name).write_bytes(shard.header + bytes(sum(spec.nbytes for spec in shard.specs)))
+        weight_map |= {spec.name: shard.name for spec in shard.specs}
+    named = {tensor: file for tensor, file in weight_map.items() if file <= f"model-0000{names}-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": named}))
+    return folder
+
+
+def test_an_index_that_omits_a_shard_of_its_own_is_refused(tmp_path: Path) -> None:
+    write(sharded(tmp_path, names=1), "model-00001-of-00003.safetensors", "model.fp16-00002-of-00002.safetensors")
+    omitted = "model-00002-of-00002.safetensors"
+    with pytest.raises(FormatError, match=rf"index\.json: does not name {omitted}, by its name") as told:
+        outgoing(tmp_path)
+    assert "leave it out with `exclude`" in str(told.value.hint)
+    out = outgoing(tmp_path, exclude=[omitted, "model.fp16*"])
+    assert paths_of(out) == {"model.safetensors"}
+    assert [note for note in out.notes if "model-00001-of-00003.safetensors is left out" in note], "an earlier save"
+    sharded(tmp_path)
+    assert len(outgoing(tmp_path).shards) == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "says", "pattern"),
+    [
+        (lambda sub: (sub / "model-00001-of-00002.safetensors").unlink(), "1 of the 2 shards", "sub/*"),
+        (lambda sub: (sub / "model.safetensors.index.json").unlink(), "sub/model-00001-of-00002.*no index", "sub/*"),
+        (lambda sub: (sub / "model.safetensors.index.json").write_text("{"), "sub/model.safetensors.index", "sub/*"),
+        (lambda sub: (sub / "lora.safetensors").write_bytes(b"garbage"), "sub/lora.safetensors: 7 bytes", "*/lora*"),
+        (lambda sub: (sub / "../adapter_model.safetensors").write_bytes(b"x"), ": adapter_model.safetens", "adapter*"),
+    ],
+)
+def test_weights_that_go_along_are_looked_at_as_a_pull_will(
+    tmp_path: Path, make: Callable[[Path], object], says: str, pattern: str
+) -> None:
+    write(tmp_path, "model.safetensors")
+    whole = paths_of(outgoing(sharded(tmp_path / "sub").parent))
+    assert len(whole) == 4
+    make(tmp_path / "sub")
+    with pytest.raises(HubshardError, match=says) as told:
+        outgoing(tmp_path)
+    assert str(told.value).startswith(str(tmp_path))
+    assert "leave it out with `exclude`" in str(told.value.hint)
+    assert "model.safetensors" in paths_of(outgoing(tmp_path, exclude=[pattern]))
+
+
+def test_a_shard_that_is_excluded_is_missed_by_its_index(tmp_path: Path) -> None:
+    sharded(write(tmp_path, "model.safetensors") / "sub")
+    with pytest.raises(NotFoundError, match="1 of the 2 shards"):
+        outgoing(tmp_path, exclude=["sub/*-00001-*"])
+
+
+UNET_CONFIG = {"_class_name": "UNet2DConditionModel"}
+
+
+@pytest.mark.parametrize(
+    ("config", "has", "gets"),
+    [
+        (UNET_CONFIG, "model", "diffusion_pytorch_model"),
+        ({"_diffusers_version": "0.42.1"}, "model", "diffusion_pytorch_model"),
+        ({"model_type": "clip_text_model"}, "diffusion_pytorch_model", "model"),
+        ({"hidden_size": 3}, "diffusion_pytorch_model", "diffusion_pytorch_model"),
+        (UNET_CONFIG, "adapter_model", "adapter_model"),
+    ],
+)
+@pytest.mark.parametrize("folder", ["", "unet/"])
+def test_weights_get_the_name_that_the_loader_of_their_config_looks_for(
+    tmp_path: Path, folder: str, config: Mapping[str, str], has: str, gets: str
+) -> None:
+    paths = [f"{folder}{has}.safetensors", f"{folder}config.json"]
+    write(tmp_path, *paths, *(["model_index.json"] if folder else []), config=json.dumps(config))
+    out = outgoing(tmp_path)
+    assert [shard.path for shard in out.shards] == [f"{folder}{gets}.safetensors"]
+    note = f"{paths[0]} is published under the name that loaders look for: {folder}{gets}.safetensors"
+    assert [each for each in out.notes if each.startswith(note)] == list(out.notes)
+    assert bool(out.notes) == (has != gets)
+    many = outgoing(tmp_path, max_shard_bytes=1200)
+    assert {shard.path.partition("-0")[0] for shard in many.shards} <= {
+        f"{folder}{gets}",
+        f"{folder}{gets}.safetensors",
+    }
+
+
+def test_components_that_diffusers_could_not_load_are_told_of(tmp_path: Path) -> None:
+    write(tmp_path, *PIPELINE, SCHEDULER, "text_encoder/config.json", model_index=INDEX)
+    assert outgoing(tmp_path).notes == ()
+    (tmp_path / "vae" / "config.json").unlink()
+    assert outgoing(tmp_path).notes == (
+        "vae holds weights, but no config.json, by which loaders know what to make of them",
+    )
+    (tmp_path / VAE).rename(tmp_path / "vae" / "notes.txt")
+    (note,) = outgoing(tmp_path).notes
+    assert note == "vae: model_index.json names this component, but it holds neither a config nor weights"
+    assert outgoing(tmp_path, exclude=["vae/*"]).notes == ()
+    for name in ("preprocessor_config.json", "vocab.txt", "spiece.model"):
+        (tmp_path / "vae" / "notes.txt").rename(tmp_path / "vae" / name)
+        assert outgoing(tmp_path).notes == ()
+        (tmp_path / "vae" / name).rename(tmp_path / "vae" / "notes.txt")
+
+
 def test_a_component_without_a_tensor_is_named(tmp_path: Path) -> None:
     write(tmp_path, *PIPELINE)
     (tmp_path / VAE).write_bytes((2).to_bytes(8, "little") + b"{}")
-    with pytest.raises(FormatError, match=r"vae: there is no tensor"):
+    with pytest.raises(FormatError, match=rf"^{tmp_path}: vae: there is no tensor"):
         outgoing(tmp_path)
 
 
@@ -351,5 +462,5 @@ def test_a_config_of_several_blocks_is_read_whole(tmp_path: Path) -> None:
 def test_a_config_that_is_none_names_its_folder(tmp_path: Path) -> None:
     write(tmp_path, *PIPELINE)
     (tmp_path / "vae" / "config.json").write_text("[1")
-    with pytest.raises(FormatError, match=r"vae/config\.json"):
+    with pytest.raises(FormatError, match=rf"^{tmp_path}: vae/config\.json"):
         outgoing(tmp_path)

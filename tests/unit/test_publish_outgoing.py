@@ -26,7 +26,7 @@ OF_TOOLS = [
 ]
 OF_TRAINERS = ["optimizer.pt", "scheduler.pt", "rng_state_3.pth", "training_args.bin", "trainer_state.json"]
 OF_THE_MODEL = [
-    *("config.json", "README.md", ".gitattributes", ".gitignore", "modeling.py", "environment.yml", "id_rsa.pub"),
+    *("config.json", "README.md", ".gitattributes", "modeling.py", "environment.yml", "id_rsa.pub"),
     *("onnx/model.onnx", "unet/optimizer.md", "monkey.json", "keys.json", "steps/1.txt", "checkpoint/a.json"),
 ]
 
@@ -66,6 +66,15 @@ def test_what_holds_secrets_stays_and_is_named(path: str) -> None:
 def test_whoever_names_it_gets_it(path: str, pattern: str) -> None:
     assert taken([path, "config.json"], ["*", pattern]) == [path, "config.json"]
     assert taken([path], ["*", pattern], [path]) == []
+
+
+def test_what_git_ignores_in_the_folder_is_no_matter_of_the_repo() -> None:
+    choice = Choice((), ())
+    assert not any(map(choice.takes, [".gitignore", "logs/.gitignore"]))
+    [note] = choice.notes()
+    assert note.startswith(".gitignore, logs/.gitignore: left out, since a Hub refuses files by it")
+    assert taken([".gitignore"], ["*"]) == []
+    assert taken([".gitignore", "a.json"], ["*", ".gitignore"]) == [".gitignore", "a.json"]
 
 
 def test_folders_of_a_training_run_stay_and_are_named_once() -> None:
