@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any
 
 from hubshard.errors import FormatError, UnsafeFormatError
-from hubshard.messages import brief
+from hubshard.messages import brief, hinted
 from hubshard.tensors import DTYPE_BITS, MAX_DIMENSIONS, TensorSpec
 
 __all__ = [
@@ -45,6 +45,7 @@ MAX_WRITE_HEADER_BYTES = 25_000_000
 """Largest header we write: huggingface_hub's readers take no larger one."""
 MAX_READ_HEADER_BYTES = 100_000_000
 """Largest header we read: the reference reader's limit."""
+_DAMAGED = "it is damaged, or was written wrong: fetch it again, or save it anew"
 _ALIGNMENT = 8
 _ENTRY_KEYS = frozenset({"dtype", "shape", "data_offsets"})
 _ENTRY_FIXED_BYTES = len('"":{,"data_offsets":[,]},')
@@ -164,6 +165,11 @@ def decode_header(raw: bytes, *, file_nbytes: int, path: str) -> Header:
         UnsafeFormatError: the file is a pickle or a zip of pickles.
         FormatError: anything else that is not a safetensors header, or that does not describe this file exactly.
     """
+    with hinted(_DAMAGED):
+        return _decoded(raw, file_nbytes, path)
+
+
+def _decoded(raw: bytes, file_nbytes: int, path: str) -> Header:
     nbytes = header_extent(raw, file_nbytes=file_nbytes, path=path)
     if len(raw) < nbytes:
         raise FormatError(f"{path}: the header has {nbytes} bytes, only {len(raw)} were given")
@@ -202,7 +208,7 @@ def header_extent(prefix: bytes, *, file_nbytes: int, path: str) -> int:
     if length > MAX_READ_HEADER_BYTES or PREFIX_BYTES + length > file_nbytes or begins_wrong:
         _refuse_lookalikes(prefix, path)
     if length > MAX_READ_HEADER_BYTES:
-        raise FormatError(f"{path}: not a safetensors file (a header of {length} bytes)")
+        raise FormatError(f"{path}: not a safetensors file (a header of {length} bytes)", hint=_DAMAGED)
     if PREFIX_BYTES + length > file_nbytes:
         raise FormatError(
             f"{path}: the header ends at byte {PREFIX_BYTES + length}, past the file's {file_nbytes}",

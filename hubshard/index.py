@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hubshard.errors import FormatError, UnsafeFormatError
 from hubshard.header import check_name, decode_json
+from hubshard.messages import hinted
 from hubshard.names import is_pickled
 from hubshard.paths import check_case, check_plain_path
 
@@ -44,6 +45,11 @@ def decode_index(raw: bytes, *, path: str) -> Index:
         UnsafeFormatError: an index of pickled files.
         FormatError: not JSON, no weight_map, or a file name that leaves the folder; names `path`.
     """
+    with hinted("it is damaged, or was written wrong: fetch or publish the checkpoint again"):
+        return _decoded(raw, path)
+
+
+def _decoded(raw: bytes, path: str) -> Index:
     table = decode_json(raw, path=path, what="index")
     weight_map = table.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):

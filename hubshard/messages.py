@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from hubshard.errors import HubshardError
 
-__all__ = ["brief", "counted", "listed", "named", "one_line"]
+__all__ = ["brief", "counted", "hinted", "listed", "named", "one_line"]
 
 _MOST_CHARACTERS = 200
 
@@ -24,6 +24,17 @@ def named(place: str) -> Iterator[None]:
         yield
     except HubshardError as error:
         error.add_place(place, known_by=place)
+        raise
+
+
+@contextmanager
+def hinted(hint: str) -> Iterator[None]:
+    """Errors of ours within that do not say what to do say this."""
+    try:
+        yield
+    except HubshardError as error:
+        if error.hint is None:
+            error.add_hint(hint)
         raise
 
 

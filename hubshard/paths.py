@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from hubshard.errors import FormatError
 from hubshard.messages import brief
 
-__all__ = ["case_key", "check_case", "check_plain_path", "check_store_path", "file_and_folder", "path_in"]
+__all__ = ["case_key", "check_case", "check_plain_path", "check_store_path", "file_and_folder", "path_in", "told_apart"]
 
 _MAX_PART_BYTES = 255  # of a file name on all common file systems
 _RESERVED_ON_WINDOWS = re.compile(
@@ -61,8 +61,13 @@ def case_key(file: str) -> str:
     return (file if file.isascii() else unicodedata.normalize("NFC", file)).casefold()
 
 
-def check_case(files: Iterable[str], *, path: str) -> None:
+def check_case(files: Iterable[str], *, path: str, hint: str = "rename one of them") -> None:
     """Refuse file names that some file system would hold to be one: without regard to case, or to Unicode's forms.
+
+    Args:
+        files: their names.
+        path: where they stand.
+        hint: what to do about it.
 
     Raises:
         FormatError: naming both.
@@ -71,10 +76,15 @@ def check_case(files: Iterable[str], *, path: str) -> None:
     for file in sorted(files):
         other = seen.setdefault(case_key(file), file)
         if other != file:
-            raise FormatError(
-                f"{path}: {other!r} and {file!r} are one file on a disk without regard to case",
-                hint="rename one of them",
-            )
+            one, two, what = told_apart(other, file)
+            raise FormatError(f"{path}: {one} and {two} are one file on a disk without regard to {what}", hint=hint)
+
+
+def told_apart(one: str, other: str) -> tuple[str, str, str]:
+    """Two names of one `case_key`, in quotes, and what sets them apart: escapes show it where they look the same."""
+    if unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other):
+        return ascii(one), ascii(other), "Unicode's forms"
+    return repr(one), repr(other), "case"
 
 
 def file_and_folder(new: Iterable[str], there: Iterable[str] = ()) -> tuple[str, str] | None:

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from hubshard.errors import FormatError
 from hubshard.lazy import load_into, open_checkpoint
+from hubshard.messages import named
 from hubshard.names import check_variant
 from hubshard.publish import Published, push_to_hub
 from hubshard.publish.outgoing import Layout, Outgoing, from_memory
@@ -138,7 +139,9 @@ class ShardedHubMixin:
         with open_checkpoint(
             source, revision=revision, variant=variant, subfolder=subfolder, token=token, endpoint=endpoint
         ) as checkpoint:
-            module: Any = cls(**_arguments(cls, checkpoint.read_file(CONFIG)) | arguments)
+            with named(os.fspath(source)):
+                told = _arguments(cls, checkpoint.read_file(CONFIG))
+            module: Any = cls(**told | arguments)
             load_into(module, checkpoint, device_map=device_map, dtype=dtype, strict=strict, assign=True)
         loaded: nn.Module = module.eval()
         return loaded  # type: ignore[return-value]  # a module of this class

@@ -81,7 +81,15 @@ class ModuleSlot:
 
 
 def slots_of(module: torch.nn.Module) -> Sequence[ModuleSlot]:
-    """All parameters and persistent buffers, in the module's order; what is tied comes once, with all its names."""
+    """All parameters and persistent buffers, in the module's order; what is tied comes once, with all its names.
+
+    Raises:
+        FormatError: it is no module.
+    """
+    from torch import nn  # noqa: PLC0415  # slow, and optional
+
+    if not isinstance(module, nn.Module):
+        raise FormatError(f"a {type(module).__name__} holds no parameters to be filled", hint="give a torch.nn.Module")
     found: dict[int, list[tuple[str, torch.nn.Module, str, torch.Tensor]]] = {}
     for full, owner, name, tensor in _places(module):
         found.setdefault(id(tensor), []).append((full, owner, name, tensor))

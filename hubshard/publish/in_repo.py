@@ -18,7 +18,7 @@ from hubshard.names import (
     parse_weight_name,
     variant_of,
 )
-from hubshard.paths import case_key, file_and_folder
+from hubshard.paths import case_key, file_and_folder, told_apart
 from hubshard.protocols import Entry
 from hubshard.publish.destination import Destination
 from hubshard.publish.outgoing import Outgoing
@@ -108,8 +108,9 @@ def _check_case(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entry]) 
     for path in sorted(tree):
         mine = ours.get(case_key(path), path)
         if mine != path and not outgoing.replaces(path):
+            one, other, what = told_apart(mine, path)
             raise FormatError(
-                f"{mine!r}, and {path!r} in {to.store.repo_id}, are one file on a disk without regard to case",
+                f"{one}, and {other} in {to.store.repo_id}, are one file on a disk without regard to {what}",
                 hint="delete or rename the one in the repo, or rename the one to publish",
             )
 
@@ -157,6 +158,8 @@ def _note_on_others(to: Destination, outgoing: Outgoing, tree: Mapping[str, Entr
     there = listed([folder or "the root" for folder in kept])
     named = (paths if folder in {"", *outgoing.stems} else [f"'{folder}/*'"] for folder, paths in kept.items())
     patterns = [pattern for of_folder in named for pattern in of_folder]
+    if MODEL_INDEX in tree and not components and kept.keys() - {""}:  # of which nothing would be left
+        patterns.append(MODEL_INDEX)
     return (
         f"{to.store.repo_id} keeps weights that this publish leaves alone in {there}: if they are of an earlier model, "
         f"delete them with `hf repos delete-files {to.store.repo_id} {' '.join(patterns)}`, or HfApi.delete_files"

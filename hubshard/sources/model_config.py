@@ -27,6 +27,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 MAX_CONFIG_BYTES = 16 * 2**20
 """No config, generation config or code file of a model is larger."""
 
+_WRONG = "it is damaged, or something else: correct it, or fetch it again"
 _KEYS = ("dtype", "torch_dtype")  # older transformers wrote the second
 
 
@@ -39,9 +40,9 @@ def config_of(raw: bytes, *, path: str = CONFIG) -> dict[str, Any]:
     try:
         config = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: the config is no valid JSON: {error}") from error
+        raise FormatError(f"{path}: the config is no valid JSON: {error}", hint=_WRONG) from error
     if not isinstance(config, dict):
-        raise FormatError(f"{path}: the config is no JSON object")
+        raise FormatError(f"{path}: the config is no JSON object", hint=_WRONG)
     return config
 
 
@@ -53,7 +54,7 @@ def read_config(store: Reader, at: Revision, entry: Entry) -> dict[str, Any]:
         StoreError: it cannot be read.
     """
     if entry.nbytes > MAX_CONFIG_BYTES:
-        raise FormatError(f"{entry.path} has {entry.nbytes} bytes, too many for a config")
+        raise FormatError(f"{entry.path} has {entry.nbytes} bytes, too many for a config", hint=_WRONG)
     return config_of(read_bytes(store, at, entry.path, 0, entry.nbytes), path=entry.path)
 
 

@@ -107,7 +107,8 @@ def select(
         raise _nothing(listing, where, has_patterns=bool(include or exclude))
     for entry in chosen:
         check_plain_path(entry.path, path=where)
-    check_case((entry.path for entry in chosen), path=where)
+    hint = "leave one of them out (--exclude), or have it renamed in the repo"
+    check_case((entry.path for entry in chosen), path=where, hint=hint)
     taken = {entry.path for entry in chosen}
     left_out = tuple(entry for entry in listing if holds_weights(entry.path) and entry.path not in taken)
     return Selection(tuple(sorted(chosen, key=_order)), left_out, not (include or exclude))

@@ -134,6 +134,8 @@ def find_weight_files(
     check_variant(variant)
     prefix = path_in(folder.strip("/"), "")
     names = [name.removeprefix(prefix) for name in entries if name.startswith(prefix)]
+    if prefix and not names:
+        raise _no_folder(entries, prefix)
     if path is not None:
         return _given(prefix, names, path)
     here = {name for name in names if "/" not in name}
@@ -207,6 +209,12 @@ def _nothing(prefix: str, names: Sequence[str], variant: str | None, stem: str) 
     elif weights:
         hint = f"there are weights in folders of it: {listed(weights)}: name their folder"
     return NotFoundError(f"{_place(prefix)} holds no {looked_for}; {_there(here, names)}", hint=hint)
+
+
+def _no_folder(paths: Iterable[str], prefix: str) -> NotFoundError:
+    found = [folder or "the root" for folder in checkpoint_folders(paths)]
+    hint = f"there are checkpoints in {listed(found)}" if found else "there is no checkpoint in any folder"
+    return NotFoundError(f"{prefix.rstrip('/')}: there is no such folder", hint=hint)
 
 
 def _is_index(name: str) -> bool:

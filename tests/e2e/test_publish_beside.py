@@ -186,6 +186,16 @@ def test_a_file_that_would_be_a_folder_is_refused_before_anything_is_sent(
     assert error.hint == "delete or rename the one in the repo, or rename the one to publish"
 
 
+def test_of_a_pipeline_that_a_model_takes_the_place_of_the_list_goes_with_its_components(lab: Lab, model: Path) -> None:
+    lab.push(model)
+    lab.put("unet/diffusion_pytorch_model.safetensors")
+    lab.push(model)
+    assert f"`hf repos delete-files {lab.repo} 'unet/*'`" in lab.told[-1]
+    lab.put("model_index.json", b'{"unet": ["diffusers", "UNet2DModel"]}')
+    lab.push(model)
+    assert f"`hf repos delete-files {lab.repo} 'unet/*' model_index.json`" in lab.told[-1]
+
+
 def test_weights_of_another_loader_in_the_same_folder_are_told_of(lab: Lab, model: Path) -> None:
     unet = write(model.parent / "unet", "diffusion_pytorch_model", config={"_class_name": "UNet2DModel"})
     lab.push(model)

@@ -62,7 +62,7 @@ def test_paths_that_mean_something_else_on_some_system_are_refused(file: str) ->
     ("one", "other"), [("a/x.safetensors", "A/x.safetensors"), ("\u00e9", "e\u0301"), ("stra\u00dfe", "STRASSE")]
 )
 def test_file_names_that_some_disk_holds_to_be_one_are_refused(one: str, other: str) -> None:
-    with pytest.raises(FormatError, match="one file on a disk without regard to case"):
+    with pytest.raises(FormatError, match=r"one file on a disk without regard to (case|Unicode)"):
         check_case([one, "z", other], path="i")
 
 

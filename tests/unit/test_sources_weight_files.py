@@ -84,7 +84,7 @@ def test_a_path_is_taken_as_it_is() -> None:
         (("README.md", "x.txt"), {}, NotFoundError, "there are: README.md, x.txt"),
         (("model.safetensors",), {"variant": "fp16"}, NotFoundError, "model.fp16.safetensors"),
         (("model.fp16.safetensors",), {}, NotFoundError, "model.fp16.safetensors"),
-        (("model.safetensors",), {"folder": "unet"}, NotFoundError, "unet holds no model.safetensors"),
+        (("model.safetensors",), {"folder": "unet"}, NotFoundError, "unet: there is no such folder"),
         (("model.safetensors",), {"path": "modle.safetensors"}, NotFoundError, "modle.safetensors is not there"),
         (("a.safetensors", "b.safetensors"), {}, FormatError, "a.safetensors, b.safetensors"),
         (SHARDS, {}, IncompleteError, f"no {INDEX}"),
