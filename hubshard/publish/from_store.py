@@ -87,7 +87,9 @@ def from_store(
     """
     place = opened.store.root if isinstance(opened.store, LocalStore) else None
     with opened.named():
-        return _from_store(replace(opened, store=ListedReader(opened.store)), layout, Choice(include, exclude), place)
+        opened = replace(opened, store=ListedReader(opened.store))
+        choice = Choice(include, exclude, [entry.path for entry in opened.store.list(opened.at)])
+        return _from_store(opened, layout, choice, place)
 
 
 def _from_store(opened: Opened, layout: Layout, choice: Choice, place: Path | None) -> Outgoing:
@@ -107,7 +109,7 @@ def _from_store(opened: Opened, layout: Layout, choice: Choice, place: Path | No
         said += _notes_on_folders(checkpoints, layout.variant)
     weights = {path for checkpoint in checkpoints for path in checkpoint.source.weight_files}
     along = [entry for entry in entries if entry.path not in weights]
-    may_go = Choice((), choice.exclude)
+    may_go = Choice((), choice.exclude, paths)
     for checkpoint in checkpoints:
         _refuse_unnamed(checkpoint, [entry.path for entry in along if may_go.takes(entry.path)])
     stems = {checkpoint.folder: checkpoint.stems for checkpoint in checkpoints}

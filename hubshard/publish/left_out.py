@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
 
 from hubshard.messages import listed
 from hubshard.names import is_of_training, is_training_folder
+from hubshard.sources.weight_files import adapters_named_as_steps
 
 __all__ = ["Choice"]
 
@@ -32,13 +33,15 @@ class Choice:
     Args:
         include: patterns of what goes along; all by default.
         exclude: patterns of what does not, whatever else is said.
+        paths: of all files: an adapter is none of a trainer's folders, though it may be called as they are.
 
     Attributes:
         exclude: these.
     """
 
-    def __init__(self, include: Sequence[str], exclude: Sequence[str]) -> None:
+    def __init__(self, include: Sequence[str], exclude: Sequence[str], paths: Iterable[str] = ()) -> None:
         self._include = include
+        self._adapters = adapters_named_as_steps(paths)
         self.exclude = exclude
         self._secrets: list[str] = []
         self._of_training: dict[str, None] = {}
@@ -49,11 +52,12 @@ class Choice:
         matching = [pattern for pattern in self._include if fnmatch(path, pattern)]
         if any(fnmatch(path, pattern) for pattern in self.exclude) or (self._include and not matching):
             return False
-        if not _is_left_out(path) or any(map(_is_left_out, matching)):
+        folder = _training_folder(path, self._adapters)
+        if not (_is_left_out_by_name(path) or folder) or any(map(_is_left_out, matching)):
             return True
         if _is_secret(path):
             self._secrets.append(path)
-        elif folder := _training_folder(path):
+        elif folder:
             self._of_training[folder] = None
         elif _is_of_git(path):
             self._ignores.append(path)
@@ -78,9 +82,12 @@ class Choice:
         return notes
 
 
-def _is_left_out(path: str) -> bool:
-    names = (_is_secret, _is_of_a_tool, _is_of_git, is_of_training)
-    return any(is_it(path) for is_it in names) or _training_folder(path) is not None
+def _is_left_out(pattern: str) -> bool:
+    return _is_left_out_by_name(pattern) or _training_folder(pattern) is not None
+
+
+def _is_left_out_by_name(path: str) -> bool:
+    return any(is_it(path) for is_it in (_is_secret, _is_of_a_tool, _is_of_git, is_of_training))
 
 
 def _is_of_git(path: str) -> bool:
@@ -96,7 +103,8 @@ def _is_secret(path: str) -> bool:
     return _SECRET_NAMES.fullmatch(name) is not None or not _SECRET_FOLDERS.isdisjoint(folders)
 
 
-def _training_folder(path: str) -> str | None:
-    """The folder of a training run that a file lies in, if any."""
-    folders = [folder for folder in PurePosixPath(path).parents if is_training_folder(folder.name)]
+def _training_folder(path: str, adapters: Collection[str] = ()) -> str | None:
+    """The folder of a training run that a file lies in, if any; `adapters` are none, whatever they are called."""
+    above = PurePosixPath(path).parents
+    folders = [folder for folder in above if is_training_folder(folder.name) and str(folder) not in adapters]
     return f"{folders[-1].as_posix()}/" if folders else None

@@ -50,7 +50,7 @@ def folders_of(paths: Sequence[str], exclude: Sequence[str], *, place: Path | No
 
 
 def _folders(paths: Sequence[str], exclude: Sequence[str]) -> Sequence[str]:
-    choice = Choice((), exclude)
+    choice = Choice((), exclude, paths)
     paths = [path for path in paths if choice.takes(path)]
     in_root = [path for path in paths if "/" not in path]
     found = checkpoint_folders(paths)
@@ -79,7 +79,7 @@ def _refuse_folders_alone(paths: Sequence[str], exclude: Sequence[str], place: P
     in_root = [path for path in paths if "/" not in path]
     if not found or any(map(_holds_weights, in_root)):
         return
-    choice = Choice((), exclude)
+    choice = Choice((), exclude, paths)
     if not checkpoint_folders(path for path in paths if choice.takes(path)):
         raise NotFoundError(
             f"`exclude` leaves no weights: those of {listed(found)} are left out by {listed(exclude)}",
@@ -145,7 +145,7 @@ def _components(
     opened: Opened, entries: Sequence[Entry], exclude: Sequence[str]
 ) -> tuple[Collection[str], Sequence[str]]:
     """The paths of files that are taken, and the components that should be among them."""
-    choice = Choice((), exclude)
+    choice = Choice((), exclude, [entry.path for entry in entries])
     taken = [entry for entry in entries if choice.takes(entry.path)]
     named = component_names(opened.store, opened.at, taken)
     return {entry.path for entry in taken}, [name for name in named if not _is_excluded(name, entries, exclude)]

@@ -30,7 +30,15 @@ from hubshard.paths import check_plain_path, path_in
 from hubshard.protocols import Entry
 from hubshard.sources.model_config import ADAPTER_CONFIG
 
-__all__ = ["WeightFiles", "checkpoint_folders", "find_weight_files", "prefers_index", "stem_among", "training_folders"]
+__all__ = [
+    "WeightFiles",
+    "adapters_named_as_steps",
+    "checkpoint_folders",
+    "find_weight_files",
+    "prefers_index",
+    "stem_among",
+    "training_folders",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +86,28 @@ def training_folders(paths: Iterable[str]) -> frozenset[str]:
     Args:
         paths: of files, from the root, with slashes.
     """
+    return frozenset(folder for folder, here in _named_as_steps(paths).items() if not _is_adapter(here))
+
+
+def adapters_named_as_steps(paths: Iterable[str]) -> frozenset[str]:
+    """The folders called as a step of a training run is that hold an adapter, and nothing of a trainer.
+
+    Args:
+        paths: of files, from the root, with slashes.
+    """
+    return frozenset(folder for folder, here in _named_as_steps(paths).items() if _is_adapter(here))
+
+
+def _named_as_steps(paths: Iterable[str]) -> Mapping[str, Collection[str]]:
+    """The files of the folders that are called so."""
     names: dict[str, set[str]] = {}
     for path in map(PurePosixPath, paths):
-        names.setdefault(str(path.parent), set()).add(path.name)
         for folder in path.parents:
-            names.setdefault(str(folder), set())
-    return frozenset(
-        folder
-        for folder, here in names.items()
-        if is_training_folder(PurePosixPath(folder).name) and not _is_adapter(here)
-    )
+            if is_training_folder(folder.name):
+                names.setdefault(str(folder), set())
+        if str(path.parent) in names:
+            names[str(path.parent)].add(path.name)
+    return names
 
 
 def _is_adapter(names: Collection[str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -184,6 +185,22 @@ def test_a_file_that_would_be_a_folder_is_refused_before_anything_is_sent(
     (model / mine).write_text("y")
     error = lab.refuses(model, f"{theirs!r} is in {lab.repo}")
     assert error.hint == "delete or rename the one in the repo, or rename the one to publish"
+
+
+@pytest.mark.parametrize("file", [None, "trainer_state.json"])
+def test_an_adapter_goes_along_whatever_its_folder_is_called_but_no_step_of_a_run(
+    lab: Lab, adapter: Path, file: str | None
+) -> None:
+    second = {f"checkpoint-5/{name}" for name in ADAPTER}
+    shutil.copytree(adapter, adapter / "checkpoint-5")
+    if file is not None:
+        (adapter / "checkpoint-5" / file).write_text("{}")
+    lab.push(adapter)
+    assert (second <= lab.files()) == (file is None)
+    if file is None:
+        copy = Lab(lab.hub, lab.repo.partition("/")[2] + "-copy")
+        copy.push(lab.repo)
+        assert second <= copy.files()
 
 
 def test_of_a_pipeline_that_a_model_takes_the_place_of_the_list_goes_with_its_components(lab: Lab, model: Path) -> None:
