@@ -180,7 +180,7 @@ def test_weights_of_another_model_that_stay_in_the_repo_are_told_of_once(lab: La
     assert warnings_of(lab, pipeline, exclude=["vae/*"]) == [], "it names the component that is in the repo already"
     [folders] = warnings_of(lab, plain)
     assert folders.startswith(f"{told} unet, vae: ")
-    assert f"`hf repos delete-files {lab.repo} 'unet/*' 'vae/*'`" in folders
+    assert f"`hf repos delete-files {lab.repo} 'unet/*' 'vae/*' model_index.json`" in folders
 
 
 def test_a_repo_that_was_made_for_a_publish_that_fails_is_said_to_be_there_and_empty(lab: Lab) -> None:
