@@ -60,19 +60,31 @@ def test_a_folder_of_another_run_takes_over_no_branch(module_hub: Hub, tmp_path:
     _run(module_hub, code, "org/folder-of-another", tmp_path)
 
 
-def test_older_steps_of_another_run_neither_count_nor_stay(module_hub: Hub, tmp_path: Path) -> None:
+def test_older_steps_of_another_branch_are_neither_taken_nor_removed(module_hub: Hub, tmp_path: Path) -> None:
     code = """
     saved(3, 5, repo=repo + "-other")
     saved(8, folder="second")
-    (data,) = (tmp / "second" / step_folder(8)).glob("rank-*")
+    foreign("disk", "steps 3, 5", "step 8", f"they are of {repo}-other@resume")
+    assert on_disk() == [3, 5]
+    """
+    _run(module_hub, code, "org/older-of-another", tmp_path)
+
+
+def test_steps_that_never_reached_a_branch_which_has_gone_on_neither_count_nor_stay(
+    module_hub: Hub, tmp_path: Path
+) -> None:
+    code = """
+    saved(3, 5, repo=repo + "-other")
+    (tmp / "disk" / NAME).unlink()  # as if it had been killed before its first push
+    saved(8, folder="second")
     assert restored() == 8
     assert on_disk() == [3, 5]
     saved(9)
     assert on_disk() == [9]
     """
-    out = _run(module_hub, code, "org/older-of-another", tmp_path)
+    out = _run(module_hub, code, "org/never-reached", tmp_path)
     for step in (3, 5):
-        assert f"step {step} is passed over: nothing says that {tmp_path / 'disk'} belongs to org/older" in out
+        assert f"step {step} is passed over: nothing says that {tmp_path / 'disk'} belongs to org/never-reached" in out
 
 
 def test_what_a_stray_run_left_on_its_disk_is_not_put_above_the_branch(hub: Hub, tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ class DiskLine:
             wanted: the step that is asked for by its number: one that was rolled back counts then, with its line.
 
         Raises:
-            ConflictError: nothing says that the disk belongs to the branch, and it holds newer steps.
+            ConflictError: nothing says that the disk belongs to the branch, and it holds newer steps, or those of
+                another branch.
             FormatError: the disk holds steps that may have been rolled back, and cannot tell.
         """
         found = {} if line is None else self._found(line, wanted)
@@ -129,14 +130,15 @@ class DiskLine:
     def _foreign(
         self, line: BranchLine, alone: Collection[int], wanted: int | None, damage: FormatError | None
     ) -> dict[int, str]:
-        newest = max(line.files)
-        bad = [number for number in sorted(alone) if number > newest or number == wanted]
-        if not bad:
+        newest, others = max(line.files), self._record.branches()
+        bad = [number for number in sorted(alone) if others or number > newest or number == wanted]
+        if not bad:  # what a run saved before it reached the branch, where it has long gone on from another disk
             return dict.fromkeys(sorted(alone), f"nothing says that {self._local.root} belongs to {line.where}")
-        why = "" if damage is None else f" ({damage.message})"
+        told = f"they are of {listed(others)}" if others else damage and damage.message
+        why = f" ({told})" if told else ""
         raise ConflictError(
             f"{self._local.root} holds {_named(bad)}, but nothing says that they are of the run that has saved "
-            f"{_named(sorted(line.files))} to {line.where}{why}: they would take its place",
+            f"{_named(sorted(line.files))} to {line.where}{why}: one would take the place of the other",
             hint="choose another local_dir, or remove these steps from it, to go on from the branch; give them a "
             "branch of their own, with branch=, to go on from them; if they are of that run, `hubshard resume pull` "
             "one of its steps into the folder first",

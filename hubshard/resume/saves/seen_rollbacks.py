@@ -45,6 +45,13 @@ class SeenRollbacks:
         seen = self._table().get(where)
         return None if seen is None else frozenset(seen)
 
+    def branches(self) -> list[str]:
+        """The branches whose steps the folder has held; none where the record is damaged."""
+        try:
+            return sorted(self._table())
+        except FormatError:
+            return []
+
     def add(self, where: str, ids: Collection[str]) -> None:
         """Make it durable that these were followed. Where the record was damaged, it is written anew."""
         try:
