@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path, PurePosixPath
@@ -70,7 +70,7 @@ class FolderLayout:
         self._overwrite = overwrite
         self._stale: Sequence[str] = ()
         self._instead: Sequence[str] = ()
-        self._states: Mapping[str, State] = {}
+        self._states: dict[str, State] = {}
         aside = (self._record_path.name, LOCK)
         check_own_folder(root, self.private, folders=("parts", "kept"), files=aside)
 
@@ -95,6 +95,7 @@ class FolderLayout:
             FormatError: a path leads out of the directory through a link, or into our own folder.
         """
         real = self.root.resolve()
+        self._note_states(entry.path for entry in selection.files)
         for entry in selection.files:
             path = self.root / entry.path
             if tuple(part.casefold() for part in PurePosixPath(entry.path).parts[:2]) == _RESERVED:
@@ -131,7 +132,6 @@ class FolderLayout:
             self._stale = [*self._stale, *self._instead]
         elif theirs or self._instead:
             raise in_the_way(self.root, theirs, self._instead)
-        self._states = {path: state_of(self.root / path) for path in (*coming, *self._stale)}
 
     def candidates(self, at: Revision, entry: Entry) -> Sequence[Path]:  # noqa: ARG002  # the layout of the cache needs it
         """Its place, or where a run that was killed had put it."""
@@ -159,7 +159,9 @@ class FolderLayout:
             FormatError: what was to be replaced or removed was changed while files were fetched.
         """
         moves = {entry.path for entry in selection.files if content[entry.path] != self.root / entry.path}
-        self._check_states({*moves, *self._stale})
+        if moves or self._stale:
+            moved = {*moves, *filter(is_entry_point, (entry.path for entry in selection.files))}
+            self._check_states({*moved, *self._stale})
         taken = {entry.path for entry in selection.files}
         placed = (self._record.placed if self._record is not None else frozenset()) | taken
         own, foreign = self._earlier()
@@ -176,6 +178,11 @@ class FolderLayout:
         for aside in ("parts", "kept"):
             shutil.rmtree(self.private / aside, ignore_errors=True)
         return self.root
+
+    def _note_states(self, paths: Iterable[str]) -> None:
+        """Before a file is hashed: what is written after that is somebody's, though the hash says otherwise."""
+        for path in paths:
+            self._states.setdefault(path, state_of(self.root / path))
 
     def _check_states(self, paths: Collection[str]) -> None:
         changed = [path for path in sorted(paths) if state_of(self.root / path) != self._states.get(path)]
@@ -230,6 +237,7 @@ class FolderLayout:
         for folder, kinds in sorted(self._kinds(taken).items()):
             for name in self._weight_files_in(folder, kinds):
                 path = (folder / name).as_posix()
+                self._note_states([path])
                 if path not in taken and not (path in by_path and matches(self.root / path, by_path[path])):
                     found.append(path)
         ours = unchanged_among(found, self.root, self._record, on_event=self._on_event)
@@ -243,6 +251,7 @@ class FolderLayout:
             if entry.path not in paths and (holds_weights(entry.path) or is_entry_point(entry.path)):
                 versions.setdefault(entry.path, []).append(entry)
         found: list[str] = []
+        self._note_states(versions)
         for path, entries in sorted(versions.items()):
             if any(matches(self.root / path, entry) for entry in entries) and self._is_inside(path):
                 found.append(path)
