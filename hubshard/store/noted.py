@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hubshard.protocols import Entry
-from hubshard.store.pull_record import Record, read_record
+from hubshard.store.pull_record import read_record
 
 __all__ = ["downloaded", "noted_entries"]
 
@@ -24,7 +24,7 @@ _RESERVED = Path(".cache", "huggingface")
 
 
 def noted_entries(root: Path, entries: Sequence[Entry]) -> Mapping[str, Entry]:
-    """What is noted of the files of a directory, by path; what our own pulls have put there, also if it is gone.
+    """What is noted of the files of a directory, by path; of what the last pull has put there, also if it is gone.
 
     Args:
         root: the directory.
@@ -44,20 +44,17 @@ def _pulled(root: Path) -> tuple[Mapping[str, Entry], float]:
     path = root / _RESERVED / "hubshard" / "pulled.json"
     record = read_record(path)
     if record is not None and record.at.commit:  # else its files are just being exchanged
-        return _by_path(record, only_placed=True), path.stat().st_mtime
+        placed, listing = {path: entries[-1] for path, entries in record.versions().items()}, {*record.listing}
+        # what earlier revisions have brought, and somebody has removed, is not missing
+        there = {name: entry for name, entry in placed.items() if entry in listing or (root / name).exists()}
+        return there, path.stat().st_mtime
     if root.parent.name == "snapshots":
         path = root.parent.parent / ".hubshard" / "listings" / f"{root.name}.json"
         record = read_record(path)
         if record is not None:
-            there = _by_path(record, only_placed=False)
-            return {name: entry for name, entry in there.items() if (root / name).exists()}, path.stat().st_mtime
+            there = {entry.path: entry for entry in record.listing if (root / entry.path).exists()}
+            return there, path.stat().st_mtime
     return {}, 0.0
-
-
-def _by_path(record: Record, *, only_placed: bool) -> dict[str, Entry]:
-    if only_placed:
-        return {path: entries[-1] for path, entries in record.versions().items()}
-    return {entry.path: entry for entry in record.listing}
 
 
 def downloaded(root: Path, entry: Entry) -> tuple[Entry | None, float]:

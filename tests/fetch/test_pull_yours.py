@@ -17,6 +17,7 @@ from hubshard.errors import FormatError
 from hubshard.events import Event, ignore
 from hubshard.fetch.folder import FolderLayout
 from hubshard.fetch.pulling import pull_from
+from hubshard.report import verify
 
 NOTES = ".cache/huggingface/download"
 CHANGES: dict[str, Callable[[Any], dict[str, bytes]]] = {
@@ -151,6 +152,41 @@ def test_what_is_changed_while_the_files_arrive_is_refused_then(memory: ModuleTy
     hub.fault, hub.nbytes_read = None, 0
     assert memory.held(pull_from(hub, into(directory, overwrite=True), memory.request())) == new
     assert hub.nbytes_read == 0
+
+
+@pytest.mark.parametrize("path", ["config.json", "model.safetensors", "model-00001-of-00002.safetensors"])
+def test_what_is_changed_after_its_own_hash_is_refused_then(memory: ModuleType, directory: Path, path: str) -> None:
+    hub = memory.MemoryHub()
+    hub.put(memory.sharded(1, 2, 500))
+    pull_from(hub, into(directory), memory.request())
+    single = memory.single(2, 500)
+    hub.put(single)
+    (directory / "model.safetensors").write_bytes(single["model.safetensors"])  # right already, and taken aside once
+
+    def edit(event: Event) -> None:
+        if event.kind == "hashed" and event.path == path:
+            write(directory, {path: mine})
+
+    mine = memory.weights(9, 500)
+    told, tells = (ignore, edit) if path == "model.safetensors" else (edit, ignore)  # whoever hashes it last
+    with pytest.raises(FormatError, match=f"{path}: not put there"):
+        pull_from(hub, into(directory, on_event=told), memory.request(on_event=tells))
+    assert memory.held(directory)[path] == mine
+
+
+def test_what_an_earlier_revision_brought_and_somebody_removed_is_not_missing(
+    memory: ModuleType, directory: Path
+) -> None:
+    hub = memory.MemoryHub()
+    hub.put(memory.single(1, 500) | {"old.txt": b"old"})
+    pull_from(hub, into(directory), memory.request())
+    (directory / "model.safetensors").unlink()
+    hub.put(memory.single(2, 500) | memory.sharded(2, 2, 500) | {"new.txt": b"new"})
+    pull_from(hub, into(directory), memory.request(exclude=["model.safetensors"]))
+    (directory / "old.txt").unlink()
+    (directory / "new.txt").unlink()
+    kinds = {problem.path: problem.kind for problem in verify(directory).problems}
+    assert {path for path, kind in kinds.items() if kind == "missing"} == {"new.txt"}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need a right there")
