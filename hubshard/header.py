@@ -27,6 +27,7 @@ __all__ = [
     "RESERVED_KEYS",
     "Header",
     "aliases_in",
+    "check_framing",
     "check_name",
     "check_spec",
     "decode_header",
@@ -176,21 +177,49 @@ def _decoded(raw: bytes, file_nbytes: int, path: str) -> Header:
     table = decode_json(raw[PREFIX_BYTES:nbytes], path=path, what="header")
     metadata = _metadata(table.pop(METADATA_KEY, None), path)
     entries = sorted((_entry(name, value, path) for name, value in table.items()), key=itemgetter(1, 2))
-    starts: list[int] = []
+    _check_spans([(spec.name, start, stop) for spec, start, stop in entries], nbytes, file_nbytes, path)
+    starts = tuple(nbytes + start for _, start, _ in entries)
+    return Header(tuple(e[0] for e in entries), starts, metadata, nbytes, file_nbytes)
+
+
+def check_framing(raw: bytes, *, file_nbytes: int, path: str) -> None:
+    """Check that a file is safetensors and as long as its header says; not what is in it, such as unknown dtypes.
+
+    Args:
+        raw: the file's first bytes, at least the whole header.
+        file_nbytes: size of the file (bytes).
+        path: named in errors.
+
+    Raises:
+        UnsafeFormatError: the file is a pickle or a zip of pickles.
+        FormatError: anything else that is not safetensors, or that is not as long as it says.
+    """
+    nbytes = header_extent(raw, file_nbytes=file_nbytes, path=path)
+    table = decode_json(raw[PREFIX_BYTES:nbytes], path=path, what="header")
+    table.pop(METADATA_KEY, None)
+    spans: list[tuple[str, int, int]] = []
+    for name, value in table.items():
+        offsets: Any = value.get("data_offsets") if isinstance(value, dict) else None
+        if not _is_counts(offsets, 2) or len(offsets) != 2 or offsets[0] > offsets[1]:
+            raise FormatError(f"{path}: tensor {brief(name)} has no data_offsets that are two counts")
+        spans.append((name, *offsets))
+    _check_spans(sorted(spans, key=itemgetter(1, 2)), nbytes, file_nbytes, path)
+
+
+def _check_spans(spans: Iterable[tuple[str, int, int]], nbytes: int, file_nbytes: int, path: str) -> None:
+    """See that tensors, in the order of their bytes, fill the file behind its header."""
     end = 0
-    for spec, start, stop in entries:
+    for name, start, stop in spans:
         if start != end:
             raise FormatError(
-                f"{path}: tensor {brief(spec.name)} starts at byte {start} of the data, expected {end}: overlap or gap"
+                f"{path}: tensor {brief(name)} starts at byte {start} of the data, expected {end}: overlap or gap"
             )
-        starts.append(nbytes + start)
         end = stop
     if nbytes + end != file_nbytes:
         raise FormatError(
             f"{path}: the header describes {nbytes + end} bytes, the file has {file_nbytes}",
             hint="the file is truncated or was extended: fetch it again",
         )
-    return Header(tuple(e[0] for e in entries), tuple(starts), metadata, nbytes, file_nbytes)
 
 
 def header_extent(prefix: bytes, *, file_nbytes: int, path: str) -> int:

@@ -7,12 +7,14 @@ from types import ModuleType
 
 import pytest
 
-from hubshard.errors import FormatError, UnsafeFormatError
+from hubshard.errors import FormatError, StoreError, UnsafeFormatError
 from hubshard.events import ignore
 from hubshard.fetch.folder import FolderLayout
 from hubshard.fetch.hf_cache import CacheLayout
 from hubshard.fetch.layout import Layout
 from hubshard.fetch.pulling import pull_from
+from hubshard.fetch.weights import check_weights
+from hubshard.header import check_framing
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 5\n"
 WRONG: dict[str, tuple[bytes, str]] = {
@@ -46,7 +48,7 @@ def test_what_is_called_safetensors_and_is_none_is_not_shown(
         with pytest.raises(FormatError, match=said) as caught:
             pull_from(hub, layout_of(kind, tmp_path), memory.request(include=include))
         assert f"org/model@main: {path}" in str(caught.value)
-        assert f"--exclude {path}" in str(caught.value.hint)
+        assert f"(--exclude {path}, in Python exclude=['{path}'])" in str(caught.value.hint)
         assert isinstance(caught.value, UnsafeFormatError) == (what == "a pickle")
     assert memory.held(folder) == memory.single(1, 500)
     without = memory.request(include=include, exclude=[path])
@@ -62,6 +64,37 @@ def test_a_truncated_file_that_the_repo_holds_is_refused(memory: ModuleType, tmp
     with pytest.raises(FormatError, match=r"describes 500 bytes, the file has 499"):
         pull_from(hub, layout_of("directory", tmp_path), memory.request())
     assert memory.held(tmp_path) == {}
+
+
+def test_weights_of_a_dtype_that_is_not_known_yet_are_pulled(memory: ModuleType, tmp_path: Path) -> None:
+    files = memory.single(1, 500)
+    files["model.safetensors"] = files["model.safetensors"].replace(b'"U8"', b'"F2"')
+    hub = memory.MemoryHub()
+    hub.put(files)
+    assert memory.held(pull_from(hub, layout_of("directory", tmp_path), memory.request())) == files
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        (b'{"w":{"data_offsets":[0,4]}}', r"describes 40 bytes, the file has 44"),
+        (b'{"w":{"data_offsets":[1,8]}}', "overlap or gap"),
+        (b'{"w":{"data_offsets":[8,0]}}', "two counts"),
+        (b'{"w":{"data_offsets":"x"}}', "two counts"),
+        (b'{"w":[0,8]}', "two counts"),
+        (b'{"w":', "no valid JSON"),
+    ],
+)
+def test_what_is_not_as_long_as_its_header_says_is_refused(header: bytes, said: str) -> None:
+    raw = len(header).to_bytes(8, "little") + header
+    with pytest.raises(FormatError, match=said):
+        check_framing(raw, file_nbytes=len(raw) + 8, path="f")
+
+
+def test_a_file_that_cannot_be_read_is_told_with_its_place(memory: ModuleType, tmp_path: Path) -> None:
+    entry = memory.entry_of("model.safetensors", memory.weights(1, 500))
+    with pytest.raises(StoreError, match=r"gone\.safetensors: No such file"):
+        check_weights(tmp_path / "gone.safetensors", entry, "org/model@main")
 
 
 def test_what_another_tool_has_put_there_is_looked_at_too(memory: ModuleType, tmp_path: Path) -> None:
