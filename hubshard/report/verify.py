@@ -122,8 +122,9 @@ def _verify(opened: Opened, other: Opened | None, against: str, variant: str | N
     entries = list(opened.store.list(opened.at))
     op.start(sum(entry.nbytes for entry in entries), opened.at.commit)
     tensors, problems = _structure(opened, entries, variant)
-    expected, wanted = _noted(opened, entries) if other is None else _of_other(other, variant)
-    if not isinstance(opened.store, LoneFile):
+    is_lone = isinstance(opened.store, LoneFile)
+    expected, wanted = _noted(opened, entries) if other is None else _of_other(other, variant, is_lone=is_lone)
+    if not is_lone:
         who = "a pull had put it there" if other is None else f"{against} has it"
         missing = sorted({*wanted} - {entry.path for entry in entries})
         problems += [Problem(path, f"is missing; {who}", "missing") for path in missing]
@@ -160,10 +161,15 @@ def _noted(opened: Opened, entries: Sequence[Entry]) -> tuple[Mapping[str, Entry
     return {**{entry.path: entry for entry in entries}, **noted}, noted.keys()
 
 
-def _of_other(other: Opened, variant: str | None) -> tuple[Mapping[str, Entry], Collection[str]]:
-    """The files of what is compared with, and which of them a pull would take: all, where it would refuse to."""
+def _of_other(other: Opened, variant: str | None, *, is_lone: bool) -> tuple[Mapping[str, Entry], Collection[str]]:
+    """The files of what is compared with, and which of them a pull would take: all, where it would refuse to.
+
+    A lone file wants none beside it.
+    """
     listing = other.store.list(other.at)
     expected = {entry.path: entry for entry in listing}
+    if is_lone:
+        return expected, ()
 
     def read_index(entry: Entry) -> bytes:
         return read_bytes(other.store, other.at, entry.path, 0, entry.nbytes)

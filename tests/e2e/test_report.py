@@ -146,6 +146,16 @@ def test_one_file_against_a_repo_lacks_no_other(lab: Lab, tmp_path: Path) -> Non
     assert (found.ok, found.files) == (True, 1)
 
 
+def test_one_file_of_a_variant_is_compared_whatever_variants_the_repo_has(lab: Lab, tmp_path: Path) -> None:
+    lab.push(weights(2), variant="fp16")
+    for entry in lab.api.list_repo_files(lab.repo_id):
+        if "safetensors" in entry and "fp16" not in entry:
+            lab.api.delete_file(entry, lab.repo_id)
+    file = min(lab.copy(tmp_path / "copy").glob("*.safetensors"))
+    found = lab.verify(file, against=f"hf://{lab.repo_id}")
+    assert (found.ok, found.files) == (True, 1)
+
+
 def test_every_damage_to_a_copy_is_named(lab: Lab, tmp_path: Path) -> None:
     copy = lab.copy(tmp_path / "copy")
     shards = sorted(copy.glob("*.safetensors"))
