@@ -291,8 +291,8 @@ def _rehearse(to: Delivery, outgoing: Outgoing, work: Work) -> None:
         warn(detail=note)
     try:
         check_tree(at, outgoing, tree)
-    except StoreError as error:  # a plan needs no rights, and to ask what a repo ignores does
-        if error.retryable:
+    except (StoreError, NotFoundError) as error:  # a plan needs no rights, and to ask what a repo ignores does
+        if isinstance(error, StoreError) and error.retryable:
             raise
         warn(detail=f"whether the repo takes all files cannot be said: {error}")
 
