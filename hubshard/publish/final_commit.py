@@ -47,7 +47,7 @@ class FinalCommit:
         op: is told.
 
     Attributes:
-        may_be_shown: the commit was asked for: if no answer has come, it may be made all the same.
+        may_be_shown: the commit was asked for, and not refused: it may be made, though no answer has come.
     """
 
     def __init__(self, to: Destination, outgoing: Outgoing, op: Operation) -> None:
@@ -136,15 +136,19 @@ class FinalCommit:
         nbytes = sum(staged.nbytes for staged in change.add)
         self.may_be_shown = True
         self._op.tell("committing", self._to.revision, nbytes)
-        commit = self._to.store.commit(
-            head.branch if self._to.create_pr else self._to.revision,
-            parent=Revision(self._to.revision, head.commit),
-            add=change.add,
-            remove=change.remove,
-            message=title,
-            publish_id=f"{self._to.key}-{uuid.uuid4().hex}",
-            create_pr=self._to.create_pr,
-        )
+        try:
+            commit = self._to.store.commit(
+                head.branch if self._to.create_pr else self._to.revision,
+                parent=Revision(self._to.revision, head.commit),
+                add=change.add,
+                remove=change.remove,
+                message=title,
+                publish_id=f"{self._to.key}-{uuid.uuid4().hex}",
+                create_pr=self._to.create_pr,
+            )
+        except HubshardError as error:
+            self.may_be_shown = isinstance(error, StoreError) and error.retryable
+            raise
         self._op.tell("commit", commit.branch, nbytes, detail=commit.commit)
         return commit
 

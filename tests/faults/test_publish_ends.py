@@ -126,3 +126,15 @@ def test_a_new_repo_whose_commit_may_have_been_made_is_not_said_to_show_nothing(
         repo.push(weights(2), max_retries=0)
     assert "shows nothing" not in str(told.value.hint)
     assert len(repo.titles()) == 2
+
+
+@pytest.mark.parametrize("status", [400, 403])
+def test_a_new_repo_whose_commit_was_refused_is_said_to_show_nothing(
+    module_hub: Hub, proxy: Proxy, status: int
+) -> None:
+    repo = new_repo(module_hub, proxy.url)
+    HfApi(endpoint=repo.hub.url, token="hf_test").delete_repo(repo.repo_id)
+    proxy.always(FINAL, say(status))
+    with pytest.raises(StoreError) as told:
+        repo.push(weights(2))
+    assert f"{repo.repo_id} was made for this publish, and shows nothing of it" in str(told.value.hint)
