@@ -61,11 +61,14 @@ def read_config(store: Reader, at: Revision, entry: Entry) -> dict[str, Any]:
 def stem_told(config: Mapping[str, Any]) -> str | None:
     """The stem under which the loader that a `config.json` is for looks for weights; None where that is not clear.
 
-    The configs of diffusers tell their class and the version that wrote them, those of transformers the type of model.
+    The configs of diffusers tell their class and the version that wrote them, those of transformers the type of model
+    and its classes. Some models of diffusers have a `model_type` of their own.
     """
-    if "_diffusers_version" in config or "_class_name" in config:
-        return DIFFUSERS_STEM
-    return MODEL_STEM if "model_type" in config or "architectures" in config else None
+    of_diffusers = "_diffusers_version" in config or "_class_name" in config
+    of_transformers = "architectures" in config or ("model_type" in config and "_diffusers_version" not in config)
+    if of_diffusers == of_transformers:
+        return None
+    return DIFFUSERS_STEM if of_diffusers else MODEL_STEM
 
 
 def stem_for(config: Mapping[str, Any]) -> str:
