@@ -8,12 +8,21 @@ from types import MappingProxyType
 
 from hubshard.errors import FormatError
 
-__all__ = ["EXTRAS", "needing"]
+__all__ = ["EXTRAS", "MissingPackageError", "needing", "to_install"]
 
 EXTRAS = MappingProxyType(
     {"torch": "torch", "numpy": "torch", "transformers": "transformers", "accelerate": "transformers"}
 )
 """The extra that brings a package."""
+
+
+class MissingPackageError(FormatError, ModuleNotFoundError):
+    """An optional package that is not installed: also for those who import what they can do without."""
+
+
+def to_install(extra: str) -> str:
+    """The command that brings an extra; its quotes are those that every shell has, cmd.exe too."""
+    return f'pip install "hubshard[{extra}]"'
 
 
 @contextmanager
@@ -25,7 +34,7 @@ def needing(what: str, *, otherwise: str | None = None) -> Iterator[None]:
         otherwise: what does without.
 
     Raises:
-        FormatError: it is not installed; names the extra.
+        MissingPackageError: it is not installed; names the extra.
     """
     try:
         yield
@@ -33,7 +42,7 @@ def needing(what: str, *, otherwise: str | None = None) -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        hint = f"pip install 'hubshard[{EXTRAS[package]}]'"
-        raise FormatError(
+        hint = to_install(EXTRAS[package])
+        raise MissingPackageError(
             f"{what} needs {package}, which is not installed", hint=f"{hint}; {otherwise}" if otherwise else hint
         ) from error

@@ -25,7 +25,7 @@ from hubshard.cli.pull import pull
 from hubshard.cli.resume import resume
 from hubshard.cli.rollback import rollback
 from hubshard.errors import FormatError, HubshardError
-from hubshard.extras import EXTRAS
+from hubshard.extras import EXTRAS, to_install
 from hubshard.messages import one_line
 from hubshard.target import check_endpoint
 
@@ -95,7 +95,7 @@ def main() -> None:
         package = (error.name or "").split(".")[0]
         if not package or package == "hubshard":
             raise
-        _fail(f"this needs the package {package}", f'pip install "hubshard[{EXTRAS.get(package, "hub")}]"')
+        _fail(f"this needs the package {package}", to_install(EXTRAS.get(package, "hub")))
     except MemoryError:
         _fail("out of memory", "give it more, or see what limits it: `ulimit -v`, a container's limit")
     except RuntimeError as error:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import cast
 
 from hubshard.errors import FormatError
+from hubshard.extras import to_install
 from hubshard.protocols import Buffer, Source
 from hubshard.sources.dtypes import CASTABLE
 from hubshard.tensors import Box, TensorSpec
@@ -29,7 +30,7 @@ class CastSource:
             FormatError: torch is not installed.
         """
         if find_spec("torch") is None:
-            raise FormatError("casting to another dtype needs torch", hint="pip install 'hubshard[torch]'")
+            raise FormatError("casting to another dtype needs torch", hint=to_install("torch"))
         self._source = source
         self._dtype = dtype
         self._inner = {spec.name: spec for spec in source.specs()}

@@ -19,6 +19,7 @@ import hubshard
 try:
     {line}
 except hubshard.FormatError as error:
+    assert isinstance(error, ImportError)
     print(error, error.hint, sep="|")
 """
 
@@ -28,13 +29,14 @@ except hubshard.FormatError as error:
     [
         (
             "hubshard.open_checkpoint('.')['w'][:3]",
-            "torch, which is not installed|pip install 'hubshard[torch]'; its bytes are to be had without, by .read()",
+            'torch, which is not installed|pip install "hubshard[torch]"; its bytes are to be had without, by .read()',
         ),
         ("print(len(hubshard.open_checkpoint('.')['w'].read()))", "16"),
-        ("hubshard.dcp", "hubshard.dcp needs torch, which is not installed|pip install 'hubshard[torch]'"),
+        ("hubshard.dcp", 'hubshard.dcp needs torch, which is not installed|pip install "hubshard[torch]"'),
+        ("from hubshard import dcp", 'hubshard.dcp needs torch, which is not installed|pip install "hubshard[torch]"'),
         (
             "hubshard.from_pretrained('.')",
-            "needs transformers, which is not installed|pip install 'hubshard[transformers]'",
+            'needs transformers, which is not installed|pip install "hubshard[transformers]"',
         ),
     ],
 )
