@@ -72,7 +72,10 @@ def publish(
     message: Title = None,
     include: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Pattern of other files to take along; may be given again."),
+        typer.Option(
+            metavar="PATTERN",
+            help='Pattern of other files to take along, not all; --include "*" --include .gitignore adds one to all.',
+        ),
     ] = None,
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Pattern of files to leave behind; may be given again.")

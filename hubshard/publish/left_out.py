@@ -72,14 +72,20 @@ class Choice:
         notes = []
         if self._secrets:
             which = listed(self._secrets)
-            notes.append(f"{which}: left out, since such files hold secrets; to publish one, name it in `include`")
+            notes.append(f"{which}: left out, since such files hold secrets; {self._advice(self._secrets[0])}")
         if self._of_training:
-            which = listed(list(self._of_training))
-            notes.append(f"{which}: left out, as folders of a training run; to publish one, name it in `include`")
+            folders = list(self._of_training)
+            notes.append(f"{listed(folders)}: left out, as folders of a training run; {self._advice(f'{folders[0]}*')}")
         if self._ignores:
             which = listed(self._ignores)
-            notes.append(f"{which}: left out, since a Hub refuses files by it; to publish one, name it in `include`")
+            notes.append(f"{which}: left out, since a Hub refuses files by it; {self._advice(self._ignores[0])}")
         return notes
+
+    def _advice(self, pattern: str) -> str:
+        """How to take something along with all else that goes: patterns replace the choice of all files."""
+        patterns = [f'"{each}"' for each in (*(self._include or ("*",)), pattern)]
+        options = " ".join(f"--include {each}" for each in patterns)
+        return f"to publish {pattern} too: `{options}`, in Python include=[{', '.join(patterns)}]"
 
 
 def _is_left_out(pattern: str) -> bool:

@@ -90,7 +90,7 @@ def push_to_hub(
         companions: tokenizers, processors: whatever has `save_pretrained`, to go along with a model in memory.
         include: patterns of a directory's files that go along, all by default. What holds secrets as a rule (`.env`,
             private keys), a trainer's state and its folders, and `.gitignore` stay, unless a pattern names them, as
-            `.env.example` does.
+            `.env.example` does; `["*", ".env.example"]` takes it along with all else.
         exclude: patterns of files that stay, and of components whose weights they match.
         staging: "branch" keeps finished shards on a staging branch, so that a killed run goes on anywhere; "none" shows
             nothing of them until the end.
@@ -101,7 +101,8 @@ def push_to_hub(
             (some 250 to 400 MB/s), so a fast line needs several; each takes up to 256 MB of memory, and a kill costs
             those that were under way. None for so many that it costs one shard, or 256 MB where that is more, and at
             most 64 MiB of the next one, which may go while the Hub takes note of the last.
-        dry_run: plan, and check what a publish checks before it sends anything; nothing is written.
+        dry_run: plan, and check what a publish checks before it sends anything, for which the Hub is asked; nothing is
+            written.
         token: as in huggingface_hub, its login by default; or a function that is asked before each request, for tokens
             that expire while a publish runs.
         endpoint: of the Hub; HF_ENDPOINT by default.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,9 +49,27 @@ def test_what_holds_secrets_stays_and_is_named(path: str) -> None:
     for include in ((), ("*",), ("*", "config.json"), (f"{path[:1]}*",)):
         choice = Choice(include, ())
         assert not choice.takes(path)
-        assert choice.notes() == [
-            f"{path}: left out, since such files hold secrets; to publish one, name it in `include`"
-        ]
+        [note] = choice.notes()
+        told = f"{path}: left out, since such files hold secrets; to publish {path} too: `--include "
+        assert note.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("path", "include", "advice"),
+    [
+        (".gitignore", (), '`--include "*" --include ".gitignore"`, in Python include=["*", ".gitignore"]'),
+        ("certs/ca.pem", (), '`--include "*" --include "certs/ca.pem"`, in Python include=["*", "certs/ca.pem"]'),
+        ("checkpoint-500/a.json", (), '`--include "*" --include "checkpoint-500/*"`, '),
+        (".env", ("c*", ".e*"), '`--include "c*" --include ".e*" --include ".env"`, '),
+    ],
+)
+def test_who_follows_a_note_publishes_the_config_all_the_same(path: str, include: Sequence[str], advice: str) -> None:
+    choice = Choice(include, ())
+    assert (choice.takes("config.json"), choice.takes(path)) == (True, False)
+    [note] = choice.notes()
+    assert advice in note
+    patterns = shlex.split(note.partition("`")[2].partition("`")[0].replace("--include", ""))
+    assert taken(["config.json", path], patterns) == ["config.json", path]
 
 
 @pytest.mark.parametrize(
