@@ -89,7 +89,10 @@ Streams = Annotated[
 ]
 PlanOnly = Annotated[
     bool,
-    typer.Option("--dry-run", help="Print the shard plan, after the checks that precede a publish; write nothing."),
+    typer.Option(
+        "--dry-run",
+        help="Print the shard plan, after the checks that precede a publish, which ask the Hub; write nothing.",
+    ),
 ]
 
 
