@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from hubshard.steps.canonical import decode
 from hubshard.steps.parts import FileReceipt, merge
 from hubshard.steps.retention import Retention
 from hubshard.steps.save_cost import SaveCost
-from hubshard.steps.step import Step, StepFile
+from hubshard.steps.step import MANIFEST_NAME, Step, StepFile
 from hubshard.steps.step_json import encode_step
 from hubshard.steps.writing import PieceStream, prepare_folder, write_local, write_manifest
 
@@ -132,7 +133,6 @@ def write_step(
             if hub is not None and merged.rollbacks is not None:
                 line.follow(hub.where, merged.rollbacks, number)
             write_manifest(folder, merged.raw, merged.names)
-            local.keep_only(merged.kept, newest=max(number, *broken, 0))
 
     try:
         merged = team.join(write, join)
@@ -140,8 +140,11 @@ def write_step(
     except LostRankError:  # which may have shown the step by now
         raise
     except BaseException:
-        local.remove_files(number, [stream.receipt.file.name for stream in streams if stream.is_whole])
+        if not team.any_of([os.path.lexists(folder / MANIFEST_NAME)])[0]:  # else another disk shows it
+            local.remove_files(number, [stream.receipt.file.name for stream in streams if stream.is_whole])
         raise
+    newest = max(number, *broken, 0)  # no older step goes before all disks show this one
+    team.each(lambda: local.keep_only(merged.kept, newest=newest) if is_first_of_disk else [])
     op.tell("commit", str(folder), sum(file.nbytes for file in planned))
     step = merged_step[0] if merged_step else None
     return Written(number, [stream.receipt.file for stream in streams], step, merged.raw if step is not None else b"")
