@@ -285,3 +285,27 @@ def test_a_reader_goes_past_what_a_rollback_left_on_the_disk_as_a_run_does(
     assert "holds step 20, but nothing says" in refused("foreign", ConflictError)
     """
     _run(module_hub, repo, tmp_path, code)
+
+
+def test_what_was_saved_after_a_rollback_counts_though_its_commit_failed(
+    module_hub: Hub, repo: str, tmp_path: Path
+) -> None:
+    code = """
+    from hubshard.errors import StoreError
+    from hubshard.resume.dcp import hub_writer
+    from hubshard.steps.branch import StepBranch
+
+    def refused(*args, **options):
+        raise StoreError("the Hub is gone")
+
+    for step in (10, 15):
+        save(step, step, local_dir=tmp / "disk")
+    StepBranch(repo).rollback(10)
+    commit_step, hub_writer.commit_step = hub_writer.commit_step, refused
+    assert "the Hub is gone" in str(failure(lambda: save(20, 20, local_dir=tmp / "disk")))
+    hub_writer.commit_step = commit_step
+    assert load(state(0), local_dir=tmp / "disk").opened.step.step == 20
+    save(25, 25, local_dir=tmp / "disk")
+    assert sorted(path.parent.name[-2:] for path in (tmp / "disk").glob("step-*/manifest.json")) == ["10", "20", "25"]
+    """
+    _run(module_hub, repo, tmp_path, code)

@@ -185,6 +185,8 @@ class HubWriter(StorageWriter):
         if self.local_dir is not None:
             folder = self.local_dir / step_folder(self.step)
             folder.mkdir(parents=True, exist_ok=True)
+            if self._line.files or self._line.rollbacks:  # on an empty branch another run may be the first to save
+                self._record(step)
             write_manifest(folder, raw, step.file_of)
         self.saved = step
         if self.repo_id is not None:
@@ -236,13 +238,13 @@ class HubWriter(StorageWriter):
             check_head(self._parent or Revision(self.branch, "no commit"), self._expected_head)
 
     def _record(self, step: Step) -> None:
-        """Tell the folder that it belongs to the branch; steps from before a rollback go, as after any save."""
+        """Tell the folder that it belongs to the branch; steps from before a rollback go, as with any save."""
         if self.local_dir is None:
             return
         files = {**self._line.files, step.step: list(step.file_of)}
         disk = DiskLine(LocalSteps(self.local_dir))
         with suppress(FormatError):  # it cannot tell which those are: a restore says so
-            disk.judge(dataclasses.replace(self._line, files=files))
+            disk.judge(dataclasses.replace(self._line, files=files), saved=[step.step])
             disk.follow(self._line.where, [rollback.id for rollback in self._line.rollbacks], step.step)
 
     def _write(

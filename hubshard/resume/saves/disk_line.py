@@ -57,19 +57,22 @@ class DiskLine:
         self._record = local.rollbacks
         self._void: Collection[int] | None = None  # that the next step removes; None before any branch has judged
 
-    def judge(self, line: BranchLine | None, *, wanted: int | None = None) -> dict[int, str]:
+    def judge(
+        self, line: BranchLine | None, *, wanted: int | None = None, saved: Collection[int] = ()
+    ) -> dict[int, str]:
         """The steps of the disk alone that do not count, and why; the next one that is saved removes them.
 
         Args:
             line: of the branch; None where there is none, and all steps of the disk count.
             wanted: the step that is asked for by its number: one that was rolled back counts then, with its line.
+            saved: steps that the run has saved to the disk by now, or is about to: they count.
 
         Raises:
             ConflictError: nothing says that the disk belongs to the branch, and it holds newer steps, or those of
                 another branch.
             FormatError: the disk holds steps that may have been rolled back, and cannot tell.
         """
-        found = {} if line is None else self._found(line, wanted)
+        found = {} if line is None else self._found(line, wanted, saved)
         self._void = frozenset(found)
         return found
 
@@ -100,8 +103,8 @@ class DiskLine:
         except (FormatError, StoreError):
             return None
 
-    def _found(self, line: BranchLine, wanted: int | None) -> dict[int, str]:
-        alone = self._local.numbers() - line.files.keys()
+    def _found(self, line: BranchLine, wanted: int | None, saved: Collection[int]) -> dict[int, str]:
+        alone = self._local.numbers() - line.files.keys() - {*saved}
         if not alone:
             return {}
         damage: FormatError | None = None
@@ -113,7 +116,7 @@ class DiskLine:
         after = [] if last is None else [number for number in sorted(alone) if number > last]
         if seen is not None:
             return {} if wanted in after else dict.fromkeys(after, f"the branch was rolled back to step {last}")
-        if line.files and not self._shares(line):
+        if line.files and not (line.files.keys() & {*saved} or self._shares(line)):
             return self._foreign(line, alone, wanted, damage)
         if after and wanted is None and (line.files or damage is not None):
             raise self._unclear(line, after, last, damage)
