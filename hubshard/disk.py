@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import RawIOBase
 from pathlib import Path
 
@@ -22,6 +23,7 @@ __all__ = [
     "refusal",
     "refused",
     "remove_unless_open",
+    "replace_file",
     "sync_folder",
     "write_all",
 ]
@@ -71,6 +73,26 @@ def sync_folder(*folders: Path) -> None:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a small file anew, durably: a kill at any moment leaves the old one or the new one.
+
+    Raises:
+        OSError: the disk is full, or refuses.
+    """
+    part = path.with_name(f"{path.name}-{uuid.uuid4().hex}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
 
 
 def remove_unless_open(path: Path) -> None:

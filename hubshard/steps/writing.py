@@ -231,7 +231,7 @@ def write_manifest(folder: Path, raw: bytes, names: Container[str]) -> None:
         names: its files.
 
     Raises:
-        StoreError: the disk is full, or refuses: nothing is shown.
+        StoreError: the disk is full, or refuses: nothing is shown, except where it cannot make what it shows durable.
     """
     part = folder / f".{MANIFEST_NAME}-{uuid.uuid4().hex}.part"
     with _whole_or_nothing(folder, part):

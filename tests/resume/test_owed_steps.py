@@ -124,3 +124,31 @@ assert start() == 3
 assert on_branch() == [3]
 """
     _check(hub, code, tmp_path)
+
+
+def test_killed_just_after_a_step_is_shown_the_next_start_sends_those_before_it(hub: Hub, tmp_path: Path) -> None:
+    code = """
+from hubshard.resume.saves import saving
+write_manifest = saving.write_manifest
+
+def shown(*arguments):
+    write_manifest(*arguments)
+    shutil.copytree(tmp / "disk", tmp / "killed", ignore=shutil.ignore_patterns("*lock*"))  # as a kill leaves it
+
+with run(**options) as branch:
+    branch._hub.max_retries = 0
+    branch.restore(state(0))
+    branch.save(state(2), 2)
+    branch.wait()
+    ask("stop")
+    branch.save(state(4), 4)
+    fails(branch.wait, StoreError)
+    saving.write_manifest = shown
+    branch.save(state(5), 5)
+    fails(branch.wait, StoreError)
+ask("start")
+saving.write_manifest = write_manifest
+assert start("killed") == 5
+assert on_branch() == [4, 5]
+"""
+    _check(hub, code, tmp_path)

@@ -54,6 +54,7 @@ def _saved(step: int, *roots: Path) -> list[Any]:
                 broken=(),
                 max_file_bytes=2**20,
                 is_first_of_disk=True,
+                on_merged=lambda _: None,
                 op=Operation("save", "run", ignore),
             ).number
         finally:

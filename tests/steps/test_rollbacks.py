@@ -65,7 +65,7 @@ def test_a_list_that_is_far_too_long_is_refused_before_it_is_read(tmp_path: Path
 
 def test_a_record_that_cannot_be_written_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     SeenRollbacks(tmp_path / "nowhere").add(WHERE, ["a"])
-    assert "may bring back steps that were rolled back" in caplog.text
+    assert "a restore may pass over steps that have not reached the Hub" in caplog.text
 
 
 def test_the_record_of_a_folder_grows_and_tells_of_each_branch_on_its_own(tmp_path: Path) -> None:

@@ -55,9 +55,9 @@ class OwedSteps:
         """The run was rolled back."""
         self._steps = [written for written in self._steps if written.number <= step]
 
-    def saved(self, where: str, written: Written) -> None:
-        """A step is on the disk, and goes to a branch; called on rank 0."""
-        number, digest = written.number, hashlib.sha256(written.raw).hexdigest()
+    def saved(self, where: str, number: int, raw: bytes) -> None:
+        """A step with this manifest is about to be shown on the disk, and goes to a branch; called on rank 0."""
+        digest = hashlib.sha256(raw).hexdigest()
         with suppress(OSError):  # the folder cannot be looked at: the next start sends the newest step alone
             self._record.saved(where, number, digest, stays=self._queue.stays(number), kept=self._local.numbers())
 

@@ -265,6 +265,7 @@ class Saver:
                 broken=self.broken - {number},
                 max_file_bytes=self._max_file_bytes,
                 is_first_of_disk=self._is_first_of_disk,
+                on_merged=lambda raw: self._owes(number, raw),
                 op=op,
             )
         except BaseException as error:
@@ -276,12 +277,14 @@ class Saver:
         if written.step is not None:
             cost = SaveCost(stalled, self.last_seconds - stalled, 0.0, written.step.nbytes)
             written = replace(written, cost=cost, since=now)
-            if self._hub is not None:
-                self._owed.saved(self._hub.where, written)
         if self._hub is None:
             op.end(step_folder(number))
         else:
             self._start_push(self._hub, written, op)
+
+    def _owes(self, number: int, raw: bytes) -> None:
+        if self._hub is not None:
+            self._owed.saved(self._hub.where, number, raw)
 
     def _start_push(self, hub: HubBranch, written: Written, op: Operation) -> None:
         self._queue.add(written.number)

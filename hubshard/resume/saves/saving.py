@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Event
 from typing import TYPE_CHECKING
@@ -83,11 +83,13 @@ def write_step(
     broken: Collection[int],
     max_file_bytes: int,
     is_first_of_disk: bool,
+    on_merged: Callable[[bytes], None],
     op: Operation,
 ) -> Written:
     """Write a step: the files of all ranks, then its manifest; then remove the steps that it makes needless.
 
-    A kill at any moment leaves the older steps as they were.
+    A kill at any moment leaves the older steps as they were. Rank 0 calls `on_merged` with the manifest before any disk
+    shows it.
 
     Raises:
         StoreError: the disk is full, or refuses.
@@ -126,7 +128,9 @@ def write_step(
         kept = {*there, number} - {*retention.expired(there, number)} | queue.needed()
         names = {*step.file_of} | queue.files_in_flight(number)
         rollbacks = None if hub is None else hub.rollbacks
-        return _Merged(encode_step(step), frozenset(names), frozenset(kept), rollbacks)
+        raw = encode_step(step)
+        on_merged(raw)
+        return _Merged(raw, frozenset(names), frozenset(kept), rollbacks)
 
     def show() -> None:
         if is_first_of_disk:

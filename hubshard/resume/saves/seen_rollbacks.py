@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import uuid
 from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
 
-from hubshard.disk import sync_folder
+from hubshard.disk import replace_file
 from hubshard.errors import FormatError, StoreError
 from hubshard.jsonfile import read_json
 
@@ -66,24 +64,19 @@ class SeenRollbacks:
             self._put(table | {where: [*seen, *sorted({*ids} - {*seen})]})
 
     def _put(self, table: dict[str, list[str]]) -> None:
-        part = self.path.with_name(f"{NAME}-{uuid.uuid4().hex}.part")
         try:
-            with part.open("w") as file:
-                file.write(json.dumps(table))
-                file.flush()
-                os.fsync(file.fileno())
             if self.path.is_dir() and not self.path.is_symlink():
                 self.path.rename(self.path.with_name(f"not-a-record-{uuid.uuid4().hex[:8]}"))
-            part.replace(self.path)
-            sync_folder(self.path.parent)
+            replace_file(self.path, json.dumps(table).encode())
         except OSError as error:  # the disk is full, say
             self._warn(error)
-            with suppress(OSError):
-                part.unlink()
 
     def _warn(self, error: Exception) -> None:
         _LOG.warning(
-            "%s cannot be written (%s): a later restore may bring back steps that were rolled back", self.path, error
+            "%s cannot be written (%s): until it is, a restore may pass over steps that have not reached the Hub, or "
+            "refuse to take the folder for that of the branch",
+            self.path,
+            error,
         )
 
     def _table(self) -> dict[str, list[str]]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import uuid
 from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
 
+from hubshard.disk import replace_file
 from hubshard.errors import StoreError
 from hubshard.jsonfile import read_json
 
@@ -56,14 +55,14 @@ class UnsentSteps:
             return {number: digest for number, digest, is_owed in self._rows if is_owed and number != step}
 
     def saved(self, where: str, step: int, sha256: str, *, stays: bool, kept: Collection[int]) -> None:
-        """A step is on the disk.
+        """A step is about to be shown on the disk. A row of one that never is does no harm.
 
         Args:
             where: the repo and branch that it goes to.
             step: its number.
             sha256: of its manifest.
             stays: whether it stays for good.
-            kept: all steps that stay on the disk now.
+            kept: all steps that the disk shows by now: the run may have to go on from one of them yet.
         """
         with self._lock:
             before = [row for row in self._rows if row[0] < step and row[0] in kept]
@@ -79,17 +78,13 @@ class UnsentSteps:
                 self._put(where)
 
     def _put(self, where: str) -> None:
-        part = self._path.with_name(f"{NAME}-{uuid.uuid4().hex}.part")
         try:
             if any(is_owed for _, _, is_owed in self._rows):
-                part.write_text(json.dumps({where: self._rows}))
-                part.replace(self._path)
+                replace_file(self._path, json.dumps({where: self._rows}).encode())
             else:
                 self._path.unlink(missing_ok=True)
         except OSError as error:  # the disk is full, say
             _LOG.warning("%s cannot be written (%s): the next start sends the newest step alone", self._path, error)
-            with suppress(OSError):
-                part.unlink()
 
     def _table(self) -> dict[str, list[_Row]]:
         try:
