@@ -152,3 +152,24 @@ assert start("killed") == 5
 assert on_branch() == [4, 5]
 """
     _check(hub, code, tmp_path)
+
+
+def test_a_branch_that_answers_late_judges_the_disk_all_the_same(hub: Hub, tmp_path: Path) -> None:
+    code = """
+from hubshard.resume.saves.seen_rollbacks import SeenRollbacks
+saved(2)
+StepBranch(repo).rollback(2)
+(tmp / "disk" / ".rollbacks.json").unlink()
+with run(keep=9) as branch:  # which restores nothing
+    branch._hub.max_retries = 0
+    ask("stop")
+    branch.save(state(4), 4)
+    fails(branch.wait, StoreError)
+    ask("start")
+    branch.save(state(5), 5)
+    branch.wait()
+assert SeenRollbacks(tmp / "disk").of(f"{repo}@resume")
+StepBranch(repo).rollback(2)
+assert start() == 2
+"""
+    _check(hub, code, tmp_path)

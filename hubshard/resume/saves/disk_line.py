@@ -57,6 +57,11 @@ class DiskLine:
         self._record = local.rollbacks
         self._void: Collection[int] | None = None  # that the next step removes; None before any branch has judged
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether it is known which steps count."""
+        return self._void is not None
+
     def judge(
         self, line: BranchLine | None, *, wanted: int | None = None, saved: Collection[int] = ()
     ) -> dict[int, str]:

@@ -84,6 +84,7 @@ class Saver:
         self.broken: frozenset[int] = frozenset()
         self.last_seconds = 0.0
         self._is_checked = False
+        self._saved: frozenset[int] = frozenset()  # by this run, or about to be
 
     @property
     def is_writing(self) -> bool:
@@ -134,6 +135,7 @@ class Saver:
         """
         stalled = time.monotonic() - began
         at_exit.watch(self)
+        self._saved |= {number}
         if self._hub is not None:
             self._pushing.begin()
         self._writing.start(f"step {number} was not saved", lambda: self._write(snapshot, number, began, stalled, op))
@@ -352,6 +354,8 @@ class Saver:
         rollbacks = push_step(
             written,
             local=self._local,
+            line=self.line,
+            saved=self._saved,
             hub=hub,
             team=self._push_team,
             retention=self._retention,

@@ -158,6 +158,8 @@ def push_step(
     written: Written,
     *,
     local: LocalSteps,
+    line: DiskLine,
+    saved: Collection[int],
     hub: HubBranch,
     team: Team,
     retention: Retention,
@@ -168,19 +170,24 @@ def push_step(
 ) -> Collection[str]:
     """Make the files of a step durable on the Hub, then show it in one commit, which removes those past the retention.
 
-    A step that `is_late` may go behind newer ones of this run.
+    A step that `is_late` may go behind newer ones of this run. Where the Hub has not answered before, the branch judges
+    the disks now; the steps that this run has `saved` count.
 
     Returns:
         The ids of the rollbacks of the branch.
 
     Raises:
         ConflictError: another run saves to the branch.
+        FormatError: see `DiskLine.judge`.
         StoreError: the Hub cannot be reached, or refuses.
         OutOfTimeError: `is_over` was set: the time for it has run out.
     """
     if team.is_first:
         hub.on_retry = op.retry
     team.first(lambda: hub.claim(local.holds))
+    if not team.first(lambda: line.is_judged):
+        branch = team.first(lambda: hub.line)
+        team.each(lambda: line.judge(branch, saved=saved))
 
     def stage() -> list[Staged]:
         sending = Sending(hub, op, is_over)
