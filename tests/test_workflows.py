@@ -194,6 +194,7 @@ def test_actionlint_finds_nothing() -> None:
     assert json.loads(done.stdout) == []
 
 
+@pytest.mark.slow  # it reads much of what test_style reads, by other names
 def test_the_actions_scripts_are_typed() -> None:
     pytest.importorskip("mypy", reason="mypy is not installed")
     scripts = sorted(str(path) for path in ACTION.parent.glob("*.py"))

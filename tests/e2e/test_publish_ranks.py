@@ -250,7 +250,7 @@ def test_a_rank_is_killed_the_others_end_by_themselves_and_the_next_run_sends_on
     assert [branch.name for branch in api.list_repo_refs("ranks-2/killed").branches] == ["main"]
 
 
-@pytest.mark.parametrize("keeps_store", [True, False])
+@pytest.mark.parametrize("keeps_store", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_rank_0_of_replicas_is_killed_and_the_others_end_by_themselves(
     hub: Hub, tmp_path: Path, keeps_store: bool
 ) -> None:

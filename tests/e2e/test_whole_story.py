@@ -64,7 +64,7 @@ def losses(out: Path, rank: int = 0) -> dict[int, str]:
     return dict(json.loads((out / f"rank{rank}.json").read_text())["losses"])
 
 
-@pytest.mark.parametrize("world", [1, pytest.param(2, marks=fsdp2_on_cpu)])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=fsdp2_on_cpu)])
 def test_a_run_that_loses_its_machine_ends_as_one_that_does_not(hub: Hub, tmp_path: Path, world: int) -> None:
     machine: Callable[[str], Path] = lambda name: tmp_path / name  # noqa: E731
     env: Callable[[str], dict[str, str]] = lambda name: hub.client_env(machine(name) / "hf")  # noqa: E731

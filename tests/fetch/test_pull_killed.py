@@ -33,8 +33,10 @@ pull_from(hub, CacheLayout(Path(sys.argv[2]), "org/model"), memory_hub.request(w
 @pytest.mark.parametrize(
     "change",
     [
-        *("other weights in as many shards", "a single file", "only the config"),
-        *("a pipeline with other shards", "a pipeline with a single file", "a pipeline with another list alone"),
+        *("other weights in as many shards", pytest.param("a single file", marks=pytest.mark.slow), "only the config"),
+        pytest.param("a pipeline with other shards", marks=pytest.mark.slow),
+        "a pipeline with a single file",
+        pytest.param("a pipeline with another list alone", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("kind", ["cache", "directory"])

@@ -120,7 +120,7 @@ def test_a_save_that_fails_while_the_program_ends_is_said_by_its_status(hub: Hub
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("how", ["trains", "over"])
+@pytest.mark.parametrize("how", ["trains", pytest.param("over", marks=pytest.mark.slow)])
 def test_sigterm_ends_a_run_within_its_grace_with_the_step_on_the_disk(hub: Hub, tmp_path: Path, how: str) -> None:
     with proxied(hub.port) as proxy, started(hub, proxy.url, tmp_path, how) as process:
         hang_after_step_one(process, proxy, tmp_path)
@@ -154,6 +154,7 @@ def test_ctrl_c_leaves_with_the_step_on_the_disk_and_says_what_it_waits_for(
     assert steps_on_disk(tmp_path) == {1, 2}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ranks_end_within_the_grace_on_a_hub_that_answers_no_more(hub: Hub, tmp_path: Path) -> None:
     with proxied(hub.port) as proxy, started(hub, proxy.url, tmp_path, "trains", grace=15, ranks=2) as process:
