@@ -111,6 +111,7 @@ def test_a_claim_that_does_not_match_is_named_with_what_to_compare(
     assert repo.heads == before
 
 
+@pytest.mark.slow
 def test_a_busy_hub_is_asked_again_and_a_slow_exchange_is_not_called_a_wrong_claim(repo: Repo, new_job: NewJob) -> None:
     with identity_provider(CLAIMS) as identity, proxied(repo.hub.port) as proxy:
         job = new_job(repo.hub, endpoint=proxy.url, **identity)

@@ -270,7 +270,9 @@ def test_rank_0_of_replicas_is_killed_and_the_others_end_by_themselves(
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize(("xet", "most_bytes"), [(False, 48 * MIB), (True, 200 * MIB)])
+@pytest.mark.parametrize(
+    ("xet", "most_bytes"), [pytest.param(False, 48 * MIB, marks=pytest.mark.slow), (True, 200 * MIB)]
+)
 def test_a_rank_holds_a_few_pieces_besides_its_part_of_the_model(
     hub: Hub, tmp_path: Path, xet: bool, most_bytes: int
 ) -> None:

@@ -177,7 +177,7 @@ def test_killed_at_every_request_and_event(world: World, tmp_path: Path) -> None
     assert len({arrived for _, _, arrived in seen}) >= SHARDS  # none, one, two, … whole shards; more where parts remain
 
 
-@pytest.mark.parametrize("kind", ["cache_dir", "local_dir"])
+@pytest.mark.parametrize("kind", ["cache_dir", pytest.param("local_dir", marks=pytest.mark.slow)])
 def test_killed_before_a_step_on_the_disk(world: World, tmp_path: Path, kind: str) -> None:
     numbers = range(1, 200, 9)
     seen = run_matrix([*steps(kind, numbers), *instants(kind, 4)], world, tmp_path)
