@@ -89,7 +89,7 @@ class FolderLayout:
         return Recalled(Revision(revision, record.at.commit), record.listing, self.root)
 
     def begin(self, at: Revision, selection: Selection, listing: Sequence[Entry]) -> None:  # noqa: ARG002  # the layout of the cache needs it
-        """Check that every file has a place.
+        """Check that every file has a place, and find what goes for the new files, and what may be loaded instead.
 
         Raises:
             FormatError: a path leads out of the directory through a link, or into our own folder.

@@ -18,7 +18,7 @@ from hubshard.fetch.lockfile import locked
 from hubshard.fetch.on_disk import refused_by_disk
 from hubshard.fetch.parts import Part, missing_bytes, name_of
 from hubshard.fetch.transfer import Transfer
-from hubshard.fetch.weights import check_weights
+from hubshard.fetch.weights import check_safetensors
 from hubshard.messages import listed
 from hubshard.protocols import Entry, Revision, Store
 from hubshard.sizes import format_size
@@ -100,7 +100,7 @@ def pull_from(store: Store, layout: Layout, request: Request) -> Path:
             raise _incomplete(missing, request) from seen.offline
         for entry in seen.selection.files:
             if entry.path in content:
-                check_weights(content[entry.path], entry, request.where)
+                check_safetensors(content[entry.path], entry, request.where)
         layout.protect(seen.selection, content)
         known = {name_of(content_id(entry)) for entry in seen.listing}
         with refused_by_disk(layout.private):
@@ -212,7 +212,7 @@ def _fetch(
     lock = threading.Lock()
 
     def keep(entry: Entry, part: Part) -> None:
-        check_weights(part.path, entry, request.where)
+        check_safetensors(part.path, entry, request.where)
         with refused_by_disk(part.path):
             path = layout.keep(entry, part)
         with lock:
@@ -222,7 +222,7 @@ def _fetch(
     transfer.fetch(list(wanted.values()), keep)
     for entry in missing:
         if wanted.get(content_id(entry)) != entry:
-            check_weights(same[content_id(entry)], entry, request.where)
+            check_safetensors(same[content_id(entry)], entry, request.where)
             request.tell("skipped", entry.path, entry.nbytes, "has the content of another file")
     content |= {entry.path: same[content_id(entry)] for entry in missing}
 

@@ -9,12 +9,12 @@ from hubshard.errors import FormatError
 from hubshard.header import check_framing, header_extent
 from hubshard.protocols import Entry
 
-__all__ = ["check_weights"]
+__all__ = ["check_safetensors"]
 
 _FIRST_READ_BYTES = 128 * 2**10
 
 
-def check_weights(file: Path, entry: Entry, where: str) -> None:
+def check_safetensors(file: Path, entry: Entry, where: str) -> None:
     """See that a safetensors file is one, also of a dtype that is not known here; of other files, nothing.
 
     Args:

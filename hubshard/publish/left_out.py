@@ -59,7 +59,7 @@ class Choice:
             self._secrets.append(path)
         elif folder:
             self._of_training[folder] = None
-        elif _is_of_git(path):
+        elif _is_gitignore(path):
             self._ignores.append(path)
         return False
 
@@ -93,10 +93,10 @@ def _is_left_out(pattern: str) -> bool:
 
 
 def _is_left_out_by_name(path: str) -> bool:
-    return any(is_it(path) for is_it in (_is_secret, _is_of_a_tool, _is_of_git, is_of_training))
+    return any(is_it(path) for is_it in (_is_secret, _is_of_a_tool, _is_gitignore, is_of_training))
 
 
-def _is_of_git(path: str) -> bool:
+def _is_gitignore(path: str) -> bool:
     return path.rpartition("/")[2] == ".gitignore"
 
 

@@ -135,8 +135,8 @@ class Restorer:
         """
         team = self._team
         check_replicas(state, team, compares_values=False)
-        line = team.first(self._look)
-        void = team.each(lambda: self._judge(line, step))[0]
+        branch = team.first(self._look)
+        void = team.each(lambda: self._judge(branch, step))[0]
         candidates = self._candidates(step, void) if team.is_first else iter(())
         while (candidate := team.first(lambda: next(candidates, None))) is not None:
             reading = _Reading(state, candidate, self._local, self._hub, is_first=team.is_first)
@@ -209,9 +209,9 @@ class Restorer:
         if at is not None and self._any_disk:
             yield _Candidate(*found, at=at, use_disk=False)
 
-    def _judge(self, line: BranchLine | None, wanted: int | None) -> dict[int, str]:
+    def _judge(self, branch: BranchLine | None, wanted: int | None) -> dict[int, str]:
         try:
-            return self._line.judge(line, wanted=wanted)
+            return self._line.judge(branch, wanted=wanted)
         except ConflictError as error:
             if self._hub is None:
                 raise

@@ -12,6 +12,7 @@ from dataclasses import replace
 from hubshard.errors import FormatError
 from hubshard.manifest import FileDigest, Manifest, Piece
 from hubshard.names import stem_of, variant_of
+from hubshard.paths import path_in
 from hubshard.protocols import Buffer, Reader, Revision
 from hubshard.readers import ListedReader
 from hubshard.sources.safetensors import SafetensorsSource
@@ -23,7 +24,7 @@ __all__ = ["SeveralCheckpoints", "open_each", "qualified", "variants_by_folder"]
 
 def qualified(folder: str, name: str) -> str:
     """What a tensor of the checkpoint in `folder` is called among those of other folders."""
-    return f"{folder}/{name}" if folder else name
+    return path_in(folder, name)
 
 
 def variants_by_folder(

@@ -13,7 +13,7 @@ from hubshard.fetch.folder import FolderLayout
 from hubshard.fetch.hf_cache import CacheLayout
 from hubshard.fetch.layout import Layout
 from hubshard.fetch.pulling import pull_from
-from hubshard.fetch.weights import check_weights
+from hubshard.fetch.weights import check_safetensors
 from hubshard.header import check_framing
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 5\n"
@@ -94,7 +94,7 @@ def test_what_is_not_as_long_as_its_header_says_is_refused(header: bytes, said: 
 def test_a_file_that_cannot_be_read_is_told_with_its_place(memory: ModuleType, tmp_path: Path) -> None:
     entry = memory.entry_of("model.safetensors", memory.weights(1, 500))
     with pytest.raises(StoreError, match=r"gone\.safetensors: No such file"):
-        check_weights(tmp_path / "gone.safetensors", entry, "org/model@main")
+        check_safetensors(tmp_path / "gone.safetensors", entry, "org/model@main")
 
 
 def test_what_another_tool_has_put_there_is_looked_at_too(memory: ModuleType, tmp_path: Path) -> None:

@@ -168,8 +168,8 @@ class Saver:
         hub = self._hub
         if hub is not None and has_time and not self._is_checked:
             if team.first(lambda: hub.claim_at_once(self._local.holds)):
-                line = team.first(lambda: hub.line)
-                team.each(lambda: self.line.judge(line))
+                branch = team.first(lambda: hub.line)
+                team.each(lambda: self.line.judge(branch))
             self._is_checked = True
 
     def roll_back(self, step: int, team: Team) -> list[int]:
@@ -184,9 +184,9 @@ class Saver:
                 run's as far as it tells.
         """
         hub = self._hub
-        removed, line = team.first(lambda: self._newer(step))
-        team.each(lambda: self.line.judge(line, wanted=step))
-        rollbacks = team.first(lambda: None if hub is None or line is None else hub.roll_back(step))
+        removed, branch = team.first(lambda: self._newer(step))
+        team.each(lambda: self.line.judge(branch, wanted=step))
+        rollbacks = team.first(lambda: None if hub is None or branch is None else hub.roll_back(step))
         team.each(lambda: self._remove_after(step, rollbacks))
         self.go_on(frozenset())
         return removed
